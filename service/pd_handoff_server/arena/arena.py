@@ -1,0 +1,110 @@
+"""The rows themselves: written, read and scrubbed through views of one torch allocation."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from .draft import Draft, image_digest
+from .layout import HEADER, Layout
+
+_HEADER_DTYPE: Final = np.dtype(
+    [
+        ("generation", "<u8"),
+        ("image_bytes", "<u4"),
+        ("checksum", "<u4"),
+        ("presence", "<u4"),
+        ("tokens", "<u4"),
+        ("top_logprobs", "<u4"),
+        ("token_ids_logprobs", "<u4"),
+        ("sampling_mask_tokens", "<u4"),
+        ("speculative_topk", "<u4"),
+        ("dsa_topk_indices", "<u4"),
+        ("customized_info_bytes", "<u4"),
+        ("hidden_state_bytes", "<u8"),
+    ]
+)
+
+
+class DamagedRowError(Exception):
+    """A row does not hold what was written for the hand-off that asks: its generation or checksum differs."""
+
+
+class Arena:
+    """`slots` rows in one torch allocation of uint8, shape (slots, row_bytes), contiguous, rows 64-byte aligned.
+
+    Torch owns the memory; the hot path goes through views of it, since each torch call costs more than the copy it makes.
+    Not thread-safe: the store locks around it.
+
+    Attributes:
+        storage: the tensor.
+        headers: a typed numpy view of every row's length and presence columns, shape (slots,).
+    """
+
+    def __init__(self, slots: int, layout: Layout, storage: torch.Tensor | None = None) -> None:
+        """Allocate zeroed rows, or take over `storage` of the right size. Raises ValueError when it does not fit."""
+        self.layout = layout
+        self.slots = slots
+        if storage is None:
+            storage = torch.zeros((slots, layout.row_bytes), dtype=torch.uint8)
+        if storage.shape != (slots, layout.row_bytes) or storage.dtype != torch.uint8 or not storage.is_contiguous():
+            raise ValueError(f"the arena needs contiguous uint8 of shape ({slots}, {layout.row_bytes})")
+        self.storage = storage
+        view = storage.numpy()
+        self._rows = memoryview(view).cast("B")
+        self.headers: np.ndarray[Any, np.dtype[np.void]] = np.ndarray(
+            (slots,), _HEADER_DTYPE, buffer=view.data, strides=(layout.row_bytes,)
+        )
+
+    def write(self, slot: int, generation: int, draft: Draft) -> None:
+        """Write a measured record. The header comes last: until then the row's checksum does not match."""
+        start = slot * self.layout.row_bytes
+        body = start + HEADER.size
+        image = draft.image
+        self._rows[body : body + len(image)] = image
+        HEADER.pack_into(self._rows, start, generation, len(image), draft.checksum, draft.presence, *draft.widths)
+
+    def read(self, slot: int, generation: int) -> bytes:
+        """The packed record of this generation.
+
+        Raises:
+            DamagedRowError: the row is of another generation, or no longer what was written.
+        """
+        start = slot * self.layout.row_bytes
+        written, size, checksum, *_ = HEADER.unpack_from(self._rows, start)
+        if written != generation or size > self.layout.image_bytes:
+            raise DamagedRowError(slot)
+        body = start + HEADER.size
+        image = bytes(self._rows[body : body + size])
+        if zlib.crc32(image) != checksum:
+            raise DamagedRowError(slot)
+        return image
+
+    def holds(self, slot: int, generation: int, draft: Draft) -> bool:
+        """Whether the row holds exactly this record. Raises DamagedRowError."""
+        return self.read(slot, generation) == draft.image
+
+    def widths(self, slot: int) -> tuple[int, ...]:
+        """What the record in this row uses, in the order of `Limits`."""
+        return HEADER.unpack_from(self._rows, slot * self.layout.row_bytes)[4:]
+
+    def digest(self, slot: int) -> bytes:
+        """A collision-resistant digest of the record in this row."""
+        start = slot * self.layout.row_bytes
+        size = HEADER.unpack_from(self._rows, start)[1]
+        body = start + HEADER.size
+        return image_digest(self._rows[body : body + size])
+
+    def scrub(self, slot: int, generation: int) -> None:
+        """Zero what the former owner used, header first, and note the generation of the next."""
+        start = slot * self.layout.row_bytes
+        size = HEADER.unpack_from(self._rows, start)[1]
+        HEADER.pack_into(self._rows, start, generation, *_NO_WIDTHS)
+        body = start + HEADER.size
+        self._rows[body : body + size] = bytes(size)
+
+
+_NO_WIDTHS = (0,) * 11

@@ -1,0 +1,188 @@
+"""A record on its way into a row: packed, measured, and checked for form and widths before a byte is written."""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from typing import Final
+
+from pd_handoff.v1 import record_pb2
+
+from pd_handoff_server import refusal
+
+from .layout import Layout
+
+MAX_RANK: Final = 8
+
+ELEMENT_BYTES: Final = {
+    record_pb2.DATA_TYPE_FLOAT32: 4,
+    record_pb2.DATA_TYPE_FLOAT16: 2,
+    record_pb2.DATA_TYPE_BFLOAT16: 2,
+    record_pb2.DATA_TYPE_FLOAT8_E4M3: 1,
+    record_pb2.DATA_TYPE_FLOAT8_E5M2: 1,
+}
+"""Bytes an element, by `DataType`."""
+
+_FINISH_REASONS = frozenset(
+    (record_pb2.FINISH_REASON_STOP, record_pb2.FINISH_REASON_LENGTH, record_pb2.FINISH_REASON_ABORT)
+)
+
+# Bits of the presence column, by part of the record.
+PRESENCE: Final = {
+    "cached_tokens": 1,
+    "modality_tokens": 2,
+    "sampling_mask": 4,
+    "speculative": 8,
+    "kv_checksum": 16,
+    "finish_reason": 32,
+    "reasoning_tokens": 64,
+    "customized_info": 128,
+}
+
+# The end of every negative int32 as varint. A non-negative id can end so too, hence a hit only asks for a closer look.
+_NEGATIVE = b"\xff\xff\xff\xff\x01"
+
+Violations = list[tuple[str, str]]
+
+
+class Draft:
+    """A well-formed record, packed as a row holds it.
+
+    Attributes:
+        image: the packed columns.
+        checksum: CRC-32 of the image.
+        presence: which optional parts are there, as bits of PRESENCE.
+        widths: tokens, top_logprobs, token_ids_logprobs (the widest token), sampling_mask_tokens, speculative_topk,
+            dsa_topk_indices, customized_info_bytes, hidden_state_bytes.
+    """
+
+    __slots__ = ("checksum", "image", "presence", "widths")
+
+    def __init__(self, image: bytes, presence: int, widths: tuple[int, ...]) -> None:
+        self.image = image
+        self.presence = presence
+        self.widths = widths
+        self.checksum = zlib.crc32(image)
+
+    def digest(self) -> bytes:
+        """A collision-resistant digest of the record."""
+        return image_digest(self.image)
+
+
+def image_digest(image: bytes | memoryview) -> bytes:
+    """16 bytes that tell records apart; SHA-256 cut short, for its speed with hardware support."""
+    return hashlib.sha256(image).digest()[:16]
+
+
+def measure(record: record_pb2.HandoffRecord, layout: Layout) -> Draft:
+    """Check and pack a record.
+
+    Raises:
+        Refusal: INVALID_RECORD with one violation a field; else TOP_LOGPROBS_OVERFLOW or FIELD_OVERFLOW for the first
+            width over its limit. Form comes before widths, as the contract orders it.
+    """
+    image = record.SerializeToString()
+    found: Violations = []
+    tokens = record.tokens
+    top = listed = mask_width = topk = dsa = hidden = 0
+    presence = 0
+    top_index = 0
+    if not tokens:
+        found.append(("record.tokens", "at least one token is required: the hand-off token comes first"))
+    for index, token in enumerate(tokens):
+        if token.HasField("top_logprobs"):
+            logprobs = token.top_logprobs
+            width = len(logprobs.token_ids)
+            if width != len(logprobs.values):
+                found.append((f"record.tokens[{index}].top_logprobs", _unequal(len(logprobs.values), width)))
+            if width > top:
+                top, top_index = width, index
+        if token.HasField("token_ids_logprobs"):
+            logprobs = token.token_ids_logprobs
+            width = len(logprobs.token_ids)
+            if width != len(logprobs.values):
+                found.append((f"record.tokens[{index}].token_ids_logprobs", _unequal(len(logprobs.values), width)))
+            listed = max(listed, width)
+    for name, bit in PRESENCE.items():
+        if record.HasField(name):  # type: ignore[arg-type]
+            presence |= bit
+    if presence & 4:
+        mask = record.sampling_mask
+        mask_width = len(mask.token_ids)
+        if mask.logprobs and len(mask.logprobs) != mask_width:
+            found.append(("record.sampling_mask", _unequal(len(mask.logprobs), mask_width)))
+    if presence & 8:
+        speculative = record.speculative
+        topk = len(speculative.topk_index)
+        dsa = len(speculative.dsa_topk_indices)
+        if topk != len(speculative.topk_p):
+            found.append(("record.speculative.topk_p", _unequal(len(speculative.topk_p), topk)))
+        if speculative.HasField("hidden_states"):
+            hidden = len(speculative.hidden_states.data)
+            _check_tensor(speculative.hidden_states, "record.speculative.hidden_states", found)
+    if presence & 32 and record.finish_reason not in _FINISH_REASONS:
+        found.append(("record.finish_reason", "must be STOP, LENGTH or ABORT; leave it out when the request goes on"))
+    if _NEGATIVE in image:
+        _check_ids(record, found)
+    info = len(record.customized_info) if presence & 128 else 0
+    if found:
+        raise refusal.invalid("INVALID_RECORD", found)
+    limits = layout.limits
+    if top > limits.top_logprobs:
+        raise refusal.overflow("top_logprobs", top, limits.top_logprobs, token_index=top_index)
+    widths = (len(tokens), top, listed, mask_width, topk, dsa, info, hidden)
+    if (
+        widths[0] > limits.tokens
+        or listed > limits.token_ids_logprobs
+        or mask_width > limits.sampling_mask_tokens
+        or topk > limits.speculative_topk
+        or dsa > limits.dsa_topk_indices
+        or info > limits.customized_info_bytes
+        or hidden > limits.hidden_state_bytes
+    ):
+        check_widths(widths, layout)
+    if len(image) > layout.image_bytes:
+        what = f"carries {len(image)} bytes where its known fields take at most {layout.image_bytes}; upgrade the store"
+        raise refusal.invalid("INVALID_RECORD", [("record", what)])
+    return Draft(image, presence, widths)
+
+
+def check_widths(widths: tuple[int, ...], layout: Layout) -> None:
+    """Refuse the first of these widths, in the order of `Limits`, that is over its limit. Raises Refusal."""
+    limits = layout.limits
+    for name, requested in zip(limits.__slots__, widths, strict=True):
+        limit = getattr(limits, name)
+        if requested > limit:
+            raise refusal.overflow(name, requested, limit)
+
+
+def _unequal(values: int, ids: int) -> str:
+    return f"{values} values for {ids} token ids; the lists must have equal lengths"
+
+
+def _check_tensor(tensor: record_pb2.Tensor, field: str, found: Violations) -> None:
+    size = ELEMENT_BYTES.get(tensor.dtype)
+    if size is None:
+        found.append((f"{field}.dtype", "must be one of the element types that Capabilities lists"))
+        return
+    if len(tensor.shape) > MAX_RANK:
+        found.append((f"{field}.shape", f"has {len(tensor.shape)} dimensions; at most {MAX_RANK} are legal"))
+        return
+    expected = size
+    for dimension in tensor.shape:
+        expected *= dimension
+    if expected != len(tensor.data):
+        found.append((f"{field}.data", f"has {len(tensor.data)} bytes where dtype and shape need {expected}"))
+
+
+def _check_ids(record: record_pb2.HandoffRecord, found: Violations) -> None:
+    for index, token in enumerate(record.tokens):
+        where = f"record.tokens[{index}]"
+        if token.token_id < 0:
+            found.append((f"{where}.token_id", "must not be negative"))
+        if any(token_id < 0 for token_id in token.top_logprobs.token_ids):
+            found.append((f"{where}.top_logprobs.token_ids", "must not be negative"))
+        if any(token_id < 0 for token_id in token.token_ids_logprobs.token_ids):
+            found.append((f"{where}.token_ids_logprobs.token_ids", "must not be negative"))
+    if any(token_id < 0 for token_id in record.sampling_mask.token_ids):
+        found.append(("record.sampling_mask.token_ids", "must not be negative"))

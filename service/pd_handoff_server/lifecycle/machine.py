@@ -1,0 +1,518 @@
+"""The state machine of contract section 4, joined from its parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from pd_handoff_server import refusal
+from pd_handoff_server.refusal import Refusal
+
+from .clock import Clock
+from .deadlines import Deadlines
+from .model import Failure, Handoff, Key, Observer, Outcome, Policy, Rows, Spec, State, Tombstone
+from .producers import Producers
+from .slots import Slots
+from .tokens import TokenMint
+from .tombstones import Tombstones
+
+_SECOND = 1_000_000_000
+
+
+@dataclass(slots=True)
+class Plan:
+    """A Reserve that nothing forbids: `kept` answers it without a slot, `replaces` gives its slot up for it."""
+
+    spec: Spec
+    kept: Handoff | None = None
+    replaces: Handoff | None = None
+    replaced_outcome: Outcome | None = None
+
+
+class Lifecycle:
+    """Every rule about who owns which hand-off, and until when. Not thread-safe: the store locks around it.
+
+    Time comes from `clock`; whatever is overdue ends before a call is judged, so a late timer changes no answer.
+    `touched` collects the keys whose readers may have an answer now; the store takes and clears it.
+    """
+
+    def __init__(
+        self,
+        slots: int,
+        policy: Policy,
+        clock: Clock,
+        mint: TokenMint,
+        rows: Rows,
+        observers: Sequence[Observer] = (),
+    ) -> None:
+        self.policy = policy
+        self.slots = Slots(slots)
+        self.touched: list[Key] = []
+        self._clock = clock
+        self._mint = mint
+        self._rows = rows
+        self._observers = tuple(observers)
+        self._live: dict[Key, Handoff] = {}
+        self._tombstones = Tombstones(policy.tombstones)
+        self._producers = Producers(policy.producers)
+        self._deadlines: Deadlines[Handoff] = Deadlines()
+        self._consumed: dict[int, Handoff] = {}  # by slot, oldest first
+        self._reserved_by: dict[tuple[str, str], dict[int, Handoff]] = {}  # by instance, then slot
+
+    # -- Reserve -------------------------------------------------------------------------------------------------------
+
+    def admit(self, spec: Spec) -> Plan:
+        """Judge a Reserve without changing anything but what is overdue.
+
+        Raises Refusal: HANDOFF_EXISTS, STALE_RESERVATION, PRODUCER_RESTARTED, or the outcome of an ended attempt.
+        """
+        self.expire()
+        producer = spec.producer
+        if producer is not None:
+            known = self._producers.epoch((spec.key[0], producer[0]))
+            if known is not None and producer[1] < known:
+                raise refusal.producer_restarted()
+        plan = Plan(spec)
+        live = self._live.get(spec.key)
+        if live is not None:
+            self._admit_beside(plan, live)
+        ended = self._tombstones.newest(spec.key)
+        if ended is not None and (live is None or ended.attempt > live.attempt):
+            self._admit_after(spec, ended)
+        return plan
+
+    def _admit_beside(self, plan: Plan, live: Handoff) -> None:
+        spec = plan.spec
+        if spec.attempt < live.attempt:
+            raise refusal.stale(live.state.value)
+        if spec.attempt > live.attempt:
+            plan.replaces = live
+        elif live.state is State.RESERVED and _restarted(spec, live.key, live.producer):
+            plan.replaces, plan.replaced_outcome = live, Outcome.RESTARTED
+        elif live.owner == spec.owner:
+            plan.kept = live
+        elif live.state is State.CONSUMED:
+            plan.replaces, plan.replaced_outcome = live, Outcome.COMPLETED
+        else:
+            age = self._clock.monotonic() - live.reserved_mono
+            raise refusal.handoff_exists(live.state.value, max(age, 0) // 1_000_000)
+
+    def _admit_after(self, spec: Spec, ended: Tombstone) -> None:
+        if spec.attempt < ended.attempt:
+            raise refusal.stale(ended.outcome.state)
+        if spec.attempt > ended.attempt:
+            return
+        if ended.outcome is Outcome.COMPLETED and ended.owner != spec.owner:
+            return  # rooms are used again and again
+        if ended.outcome is Outcome.RESTARTED and _restarted(spec, ended.key, ended.producer):
+            return
+        raise outcome_refusal(ended, reading=False)
+
+    def commit(self, plan: Plan, *, barge: bool = True) -> Handoff:
+        """Carry out what `admit` allowed a moment ago: renew, or take a slot.
+
+        With `barge` False others wait for slots already: only a slot that the plan itself frees may be taken. Raises
+        Refusal ARENA_FULL, having changed nothing.
+        """
+        if plan.kept is None and plan.replaces is None and not (barge and self.slots.free):
+            supply = self.available + self._restartable(plan.spec) if barge else self._restartable(plan.spec)
+            if supply < 1:
+                raise self.full()
+        return self._carry_out(plan)
+
+    def reserve_all(self, specs: Sequence[Spec], *, barge: bool = True) -> list[Handoff]:
+        """Reserve all or none. Keys must differ. Raises the first Refusal, having changed nothing."""
+        plans = [self.admit(spec) for spec in specs]
+        newest: dict[tuple[str, str], int] = {}
+        for spec in specs:
+            if spec.producer is not None:
+                instance = (spec.key[0], spec.producer[0])
+                newest[instance] = max(newest.get(instance, 0), spec.producer[1])
+        for spec in specs:
+            if spec.producer is not None and spec.producer[1] < newest[spec.key[0], spec.producer[0]]:
+                raise refusal.producer_restarted()
+        wanted = sum(plan.kept is None for plan in plans)
+        own = {plan.replaces.slot for plan in plans if plan.replaces is not None}
+        for spec in specs:
+            own.update(handoff.slot for handoff in self._outdated(spec))
+        if barge:
+            own.update(self._consumed)
+        if wanted > len(own) + (self.slots.free if barge else 0):
+            raise self.full()
+        for plan in plans:
+            # The replaced first: a slot freed by one item may serve another.
+            self._replace(plan)
+        return [self._carry_out(plan) for plan in plans]
+
+    def full(self) -> Refusal:
+        """ARENA_FULL, with a hint when a slot may come back."""
+        due = self._deadlines.next()
+        wait = 1.0 if due is None else (due - self._clock.monotonic()) / _SECOND
+        return refusal.arena_full(self.slots.total, self.in_use, min(max(wait, 0.05), 1.0))
+
+    def _carry_out(self, plan: Plan) -> Handoff:
+        spec = plan.spec
+        self._accept_producer(spec)
+        if plan.kept is not None:
+            self._renew(plan.kept, spec)
+            return plan.kept
+        self._replace(plan)
+        fenced = self._tombstones.fence(spec.key, spec.attempt)
+        if fenced is not None:
+            for observer in self._observers:
+                observer.forgotten(fenced)
+        if not self.slots.free:
+            self._end(next(iter(self._consumed.values())), Outcome.COMPLETED)
+        slot = self.slots.take()
+        generation = self.slots.generations[slot]
+        now = self._clock.monotonic()
+        token = self._mint.mint(slot, generation)
+        handoff = Handoff(spec, slot, generation, token, self.policy.grant(spec.lease), now, self._clock.wall())
+        self._live[spec.key] = handoff
+        self._index_producer(handoff)
+        self._deadlines.watch(handoff)
+        for observer in self._observers:
+            observer.reserved(handoff)
+        return handoff
+
+    def _renew(self, handoff: Handoff, spec: Spec) -> None:
+        if handoff.state is not State.RESERVED:
+            return  # a record already published: the same answer, and nothing changes
+        handoff.lease = self.policy.grant(spec.lease)
+        handoff.deadline = self._clock.monotonic() + handoff.lease
+        self._deadlines.watch(handoff)
+        for observer in self._observers:
+            observer.renewed(handoff)
+
+    def _replace(self, plan: Plan) -> None:
+        replaced, plan.replaces = plan.replaces, None
+        if replaced is not None and self._live.get(replaced.key) is replaced:
+            self._end(replaced, plan.replaced_outcome)
+
+    # -- producers -----------------------------------------------------------------------------------------------------
+
+    def _accept_producer(self, spec: Spec) -> None:
+        if spec.producer is None:
+            return
+        instance_id, epoch = spec.producer
+        outdated = self._outdated(spec)
+        if self._producers.accept((spec.key[0], instance_id), epoch):
+            for observer in self._observers:
+                observer.producer_epoch(spec.key[0], instance_id, epoch)
+        for handoff in outdated:
+            self._end(handoff, Outcome.RESTARTED)
+
+    def _outdated(self, spec: Spec) -> list[Handoff]:
+        """The reservations that this Reserve ends because they are of an earlier start of its producer."""
+        if spec.producer is None:
+            return []
+        held = self._reserved_by.get((spec.key[0], spec.producer[0]))
+        if not held:
+            return []
+        epoch = spec.producer[1]
+        return [handoff for handoff in held.values() if handoff.producer is not None and handoff.producer[1] < epoch]
+
+    def _restartable(self, spec: Spec) -> int:
+        return len(self._outdated(spec))
+
+    def _index_producer(self, handoff: Handoff) -> None:
+        if handoff.producer is not None:
+            instance = (handoff.key[0], handoff.producer[0])
+            self._reserved_by.setdefault(instance, {})[handoff.slot] = handoff
+
+    def _unindex_producer(self, handoff: Handoff) -> None:
+        if handoff.producer is None:
+            return
+        instance = (handoff.key[0], handoff.producer[0])
+        held = self._reserved_by.get(instance)
+        if held is not None and held.pop(handoff.slot, None) is not None and not held:
+            del self._reserved_by[instance]
+
+    # -- Put -----------------------------------------------------------------------------------------------------------
+
+    def holder(self, key: Key, token: bytes) -> Handoff | Tombstone:
+        """Whatever this token names: a live hand-off, or the outcome of an ended one.
+
+        Raises Refusal STALE_RESERVATION when it names nothing, something of another key, or a superseded attempt.
+        """
+        self.expire()
+        live = self._live.get(key)
+        if live is not None and live.token == token:
+            return live
+        ended = self._tombstones.of_token(token)
+        if ended is not None and ended.key == key and ended.attempt >= self._newest_attempt(key):
+            return ended
+        raise refusal.stale(self.state_of(key))
+
+    def owned(self, spec: Spec) -> Handoff | Tombstone | None:
+        """What a repeated one-shot Put meets: its own hand-off, live or ended with a record; else None."""
+        self.expire()
+        live = self._live.get(spec.key)
+        if live is not None:
+            same = live.owner == spec.owner and live.attempt == spec.attempt
+            return live if same and live.state is not State.RESERVED else None
+        ended = self._tombstones.newest(spec.key)
+        if ended is None or ended.attempt != spec.attempt or ended.owner != spec.owner or ended.digest is None:
+            return None
+        return ended
+
+    def publish(self, handoff: Handoff) -> None:
+        """The row of a RESERVED hand-off is written: let readers see it."""
+        now = self._clock.monotonic()
+        handoff.state = State.PUBLISHED
+        handoff.published_mono = now
+        handoff.published_wall = self._clock.wall()
+        handoff.deadline = now + self.policy.retention
+        self._deadlines.watch(handoff)
+        self._unindex_producer(handoff)
+        for observer in self._observers:
+            observer.published(handoff)
+        if len(handoff.readers) >= handoff.expected_readers:
+            self._complete(handoff)  # every reader had given up its claim before
+        self.touched.append(handoff.key)
+
+    # -- Get -----------------------------------------------------------------------------------------------------------
+
+    def find(self, key: Key, attempt: int) -> Handoff | None:
+        """The newest live attempt at or above this one, in any state; None when there is none yet.
+
+        Raises Refusal: the outcome, when the newest attempt has ended.
+        """
+        self.expire()
+        live = self._live.get(key)
+        ended = self._tombstones.newest(key)
+        if ended is not None and ended.attempt >= attempt and (live is None or ended.attempt > live.attempt):
+            raise outcome_refusal(ended, reading=True)
+        if live is None or live.attempt < attempt:
+            return None
+        return live
+
+    def consume(self, handoff: Handoff, reader: bytes) -> None:
+        """Count a reader of a PUBLISHED or CONSUMED hand-off; the last expected one completes it."""
+        again = handoff.state is State.CONSUMED or reader in handoff.readers
+        if not again:
+            handoff.readers.add(reader)
+        for observer in self._observers:
+            observer.consumed(handoff, reader, again=again)
+        if handoff.state is State.PUBLISHED and len(handoff.readers) >= handoff.expected_readers:
+            self._complete(handoff)
+
+    def _complete(self, handoff: Handoff) -> None:
+        handoff.state = State.CONSUMED
+        handoff.deadline = self._clock.monotonic() + self.policy.consumed_grace
+        self._deadlines.watch(handoff)
+        self._consumed[handoff.slot] = handoff
+
+    # -- Release and Abort ---------------------------------------------------------------------------------------------
+
+    def release_token(self, key: Key, token: bytes) -> None:
+        """The producer gives its claim back. Raises Refusal STALE_RESERVATION."""
+        holder = self.holder(key, token)
+        if isinstance(holder, Tombstone):
+            return
+        if holder.state is State.RESERVED:
+            failure = Failure(503, "RELEASED", "the producer released the reservation before it put a record")
+            self._end(holder, Outcome.ABORTED, failure)
+        elif holder.state is State.CONSUMED:
+            self._end(holder, Outcome.COMPLETED)
+
+    def release_reader(self, key: Key, reader: bytes) -> None:
+        """A reader gives its claim up: counts as its consumption, also ahead of the Put."""
+        self.expire()
+        live = self._live.get(key)
+        if live is None:
+            return
+        if live.state is not State.RESERVED:
+            self.consume(live, reader)
+        elif reader not in live.readers and len(live.readers) < live.expected_readers:
+            live.readers.add(reader)
+            for observer in self._observers:
+                observer.consumed(live, reader, again=False)
+
+    def abort(self, key: Key, failure: Failure, *, token: bytes = b"", attempt: int | None = None) -> bool:
+        """End an attempt for everyone; True when this call did. Raises Refusal STALE_RESERVATION for a foreign token."""
+        if token:
+            holder = self.holder(key, token)
+            if isinstance(holder, Tombstone):
+                return False
+            return self._abort_live(holder, failure)
+        self.expire()
+        live = self._live.get(key)
+        ended = self._tombstones.newest(key)
+        if attempt is None:
+            if live is not None:
+                return self._abort_live(live, failure)
+            if ended is not None:
+                return False
+            attempt = 0
+        if live is not None and live.attempt == attempt:
+            return self._abort_live(live, failure)
+        if attempt < self._newest_attempt(key) or (ended is not None and ended.attempt == attempt):
+            return False
+        now = self._clock.monotonic()
+        early = Tombstone(key, attempt, Outcome.ABORTED, now + self.policy.tombstone_time, now, failure)
+        self._bury(early)
+        self.touched.append(key)
+        return True
+
+    def _abort_live(self, live: Handoff, failure: Failure) -> bool:
+        if live.state is State.CONSUMED:
+            return False  # it was complete first
+        self._end(live, Outcome.ABORTED, failure)
+        return True
+
+    def quarantine(self, handoff: Handoff) -> None:
+        """The row no longer holds what was put: end the hand-off and never use its slot again."""
+        self.slots.quarantine(handoff.slot)
+        self._end(handoff, Outcome.ABORTED, Failure(500, "ROW_DAMAGED", "the stored record was damaged; prefill again"))
+
+    # -- time ----------------------------------------------------------------------------------------------------------
+
+    def expire(self) -> None:
+        """End whatever is overdue."""
+        now = self._clock.monotonic()
+        due = self._deadlines.next()
+        if due is not None and due <= now:
+            while (handoff := self._deadlines.pop_due(now)) is not None:
+                self._end(handoff, Outcome.COMPLETED if handoff.state is State.CONSUMED else Outcome.EXPIRED)
+        due = self._tombstones.next()
+        if due is not None and due <= now:
+            for tombstone in self._tombstones.expire(now):
+                for observer in self._observers:
+                    observer.forgotten(tombstone)
+
+    def next_deadline(self) -> int | None:
+        """The monotonic moment at or before which something ends by itself; None when nothing will."""
+        due, forget = self._deadlines.next(), self._tombstones.next()
+        if due is None or forget is None:
+            return forget if due is None else due
+        return min(due, forget)
+
+    # -- ending --------------------------------------------------------------------------------------------------------
+
+    def _end(self, handoff: Handoff, outcome: Outcome | None, failure: Failure | None = None) -> None:
+        """Give the slot back; without an outcome the hand-off was superseded, and its token becomes stale."""
+        slot = handoff.slot
+        tombstone = None
+        if outcome is not None:
+            now = self._clock.monotonic()
+            published = handoff.state is not State.RESERVED
+            tombstone = Tombstone(
+                handoff.key,
+                handoff.attempt,
+                outcome,
+                now + self.policy.tombstone_time,
+                now,
+                failure,
+                handoff.owner,
+                handoff.token,
+                handoff.producer,
+                self._rows.digest(slot) if published and outcome is not Outcome.ABORTED else None,
+                handoff.published_wall,
+                handoff.reserved_wall,
+            )
+            self._bury(tombstone)
+        del self._live[handoff.key]
+        self._deadlines.forget(handoff)
+        self._consumed.pop(slot, None)
+        self._unindex_producer(handoff)
+        generation = self.slots.give_back(slot)
+        for observer in self._observers:
+            observer.ended(handoff, tombstone)
+        self._rows.scrub(slot, generation)
+        self.touched.append(handoff.key)
+
+    def _bury(self, tombstone: Tombstone) -> None:
+        forgotten = self._tombstones.add(tombstone)
+        for observer in self._observers:
+            observer.buried(tombstone)
+            for old in forgotten:
+                observer.forgotten(old)
+
+    # -- looking -------------------------------------------------------------------------------------------------------
+
+    @property
+    def available(self) -> int:
+        """Slots that a Reserve could have: free ones, and those of consumed hand-offs."""
+        return self.slots.free + len(self._consumed)
+
+    @property
+    def in_use(self) -> int:
+        """Slots that no Reserve could have."""
+        return self.slots.total - self.available
+
+    def state_of(self, key: Key) -> str:
+        """The state of a key in one word: NONE, RESERVED, PUBLISHED, CONSUMED, ABORTED or EXPIRED."""
+        live = self._live.get(key)
+        if live is not None:
+            return live.state.value
+        ended = self._tombstones.newest(key)
+        return "NONE" if ended is None else ended.outcome.state
+
+    def newest(self, key: Key) -> Handoff | Tombstone | None:
+        """The newest attempt of a key, for people to look at. Changes nothing, not even what is overdue."""
+        live = self._live.get(key)
+        ended = self._tombstones.newest(key)
+        if live is None or (ended is not None and ended.attempt > live.attempt):
+            return ended
+        return live
+
+    def handoffs(self) -> Iterator[Handoff]:
+        """Live hand-offs, oldest first."""
+        return iter(self._live.values())
+
+    def tombstones(self) -> Iterator[Tombstone]:
+        """Remembered outcomes, oldest first."""
+        return iter(self._tombstones)
+
+    def producers(self) -> Iterator[tuple[tuple[str, str], int]]:
+        """((namespace, instance id), epoch) of every known producer, least recently seen first."""
+        return iter(self._producers)
+
+    def _newest_attempt(self, key: Key) -> int:
+        live, ended = self._live.get(key), self._tombstones.newest(key)
+        return max(-1 if live is None else live.attempt, -1 if ended is None else ended.attempt)
+
+    # -- going on from an earlier process ------------------------------------------------------------------------------
+
+    def adopt(
+        self,
+        generations: list[int],
+        handoffs: Sequence[Handoff],
+        tombstones: Sequence[Tombstone],
+        producers: Sequence[tuple[tuple[str, str], int]],
+    ) -> None:
+        """Take over the state of an earlier process of the same store, oldest first; observers are not told again."""
+        self.slots.adopt(generations, {handoff.slot for handoff in handoffs})
+        for handoff in handoffs:
+            self._live[handoff.key] = handoff
+            self._deadlines.watch(handoff)
+            if handoff.state is State.RESERVED:
+                self._index_producer(handoff)
+            elif handoff.state is State.CONSUMED:
+                self._consumed[handoff.slot] = handoff
+        for tombstone in tombstones:
+            self._tombstones.add(tombstone)
+        for (namespace, instance_id), epoch in producers:
+            self._producers.accept((namespace, instance_id), epoch)
+
+
+def _restarted(spec: Spec, key: Key, producer: tuple[str, int] | None) -> bool:
+    """Whether this Reserve comes from a later start of the process that `producer` names."""
+    if spec.producer is None or producer is None or spec.key[0] != key[0]:
+        return False
+    return spec.producer[0] == producer[0] and spec.producer[1] > producer[1]
+
+
+def outcome_refusal(ended: Tombstone, *, reading: bool) -> Refusal:
+    """What a latecomer is told of an ended attempt."""
+    if ended.outcome is Outcome.COMPLETED:
+        return refusal.already_consumed()
+    if ended.outcome is Outcome.RESTARTED:
+        return refusal.producer_restarted()
+    if ended.outcome is Outcome.EXPIRED:
+        if reading or ended.digest is not None:
+            return refusal.expired()
+        return refusal.reservation_expired()
+    failure = ended.failure or Failure(500, "ABORTED", "")
+    return refusal.aborted(failure.http_status, failure.reason, failure.message or f"aborted: {failure.reason}")

@@ -1,0 +1,165 @@
+"""Why the store refuses a call, in its own terms; `rpc.errors` turns it into a status with details.
+
+One constructor a reason, so that the metadata that the contract (section 6) promises stands in one place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+OVERFLOW_PHRASE = "exceeds disaggregation metadata capacity"  # existing handlers of engines match on these words
+
+
+class Refusal(Exception):  # noqa: N818 - it is an answer, not an error of ours
+    """A call that was refused and changed nothing.
+
+    Attributes:
+        reason: name of an `ErrorReason` without prefix.
+        message: one sentence for people that says what to do; never the contents of a record.
+        metadata: what `ErrorInfo.metadata` carries.
+        violations: (field path, what is wrong) pairs of a malformed request.
+        retry_after: seconds after which a retry makes sense, or None when it does not.
+    """
+
+    __slots__ = ("message", "metadata", "reason", "retry_after", "violations")
+
+    def __init__(
+        self,
+        reason: str,
+        message: str,
+        metadata: Mapping[str, str] | None = None,
+        *,
+        violations: Sequence[tuple[str, str]] = (),
+        retry_after: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.message = message
+        self.metadata = dict(metadata or {})
+        self.violations = tuple(violations)
+        self.retry_after = retry_after
+
+
+def overflow(field: str, requested: int, limit: int, *, token_index: int | None = None) -> Refusal:
+    """A width over its limit; top logprobs have a reason of their own. `field` is the name of a field of `Widths`."""
+    numbers = {"requested": str(requested), "limit": str(limit)}
+    if field == "top_logprobs":
+        where = "" if token_index is None else f" (tokens[{token_index}])"
+        if token_index is not None:
+            numbers["token_index"] = str(token_index)
+        message = f"top_logprobs_num {requested} {OVERFLOW_PHRASE} {limit}{where}; clamp it to {limit}, or raise --max-top-logprobs"
+        return Refusal("TOP_LOGPROBS_OVERFLOW", message, numbers)
+    option = "--max-" + field.replace("_", "-")
+    message = f"{field} {requested} {OVERFLOW_PHRASE} {limit}; send at most {limit}, or raise {option}"
+    return Refusal("FIELD_OVERFLOW", message, {"field": field, **numbers})
+
+
+def arena_full(slots_total: int, in_use: int, retry_after: float) -> Refusal:
+    """No free slot."""
+    return Refusal(
+        "ARENA_FULL",
+        f"all slots are taken ({in_use} of {slots_total}); retry later, wait with max_wait, or raise --slots",
+        {"slots_total": str(slots_total), "in_use": str(in_use)},
+        retry_after=retry_after,
+    )
+
+
+def too_many_waiters(limit: int, retry_after: float = 0.1) -> Refusal:
+    """More parked calls than allowed."""
+    return Refusal(
+        "TOO_MANY_WAITERS",
+        f"{limit} calls wait already; retry later, or raise --max-waiters",
+        {"limit": str(limit)},
+        retry_after=retry_after,
+    )
+
+
+def handoff_exists(state: str, age_ms: int) -> Refusal:
+    """The key is live under another owner."""
+    return Refusal(
+        "HANDOFF_EXISTS",
+        f"this key is {state} for {age_ms} ms by another owner; choose another room, or a higher attempt",
+        {"state": state, "age_ms": str(age_ms)},
+    )
+
+
+def record_immutable() -> Refusal:
+    """Another record was published before."""
+    return Refusal("RECORD_IMMUTABLE", "another record was published under this token; what readers see never changes")
+
+
+def stale(state: str) -> Refusal:
+    """The token or attempt is not (or no longer) the current one. `state` is that of the key now."""
+    return Refusal(
+        "STALE_RESERVATION",
+        f"this token or attempt does not own the hand-off (now {state}); drop the work",
+        {"state": state},
+    )
+
+
+def reservation_expired() -> Refusal:
+    """The lease ran out before the Put."""
+    return Refusal(
+        "RESERVATION_EXPIRED",
+        "the lease ran out before the Put; renew with Reserve while computing, or reserve again with a higher attempt",
+    )
+
+
+def invalid(reason: str, violations: Sequence[tuple[str, str]]) -> Refusal:
+    """A malformed request (INVALID_REQUEST) or record (INVALID_RECORD)."""
+    return Refusal(reason, "; ".join(f"{field}: {what}" for field, what in violations[:8]), violations=violations)
+
+
+def not_found() -> Refusal:
+    """Nobody knows the key, and the call did not wait."""
+    return Refusal("HANDOFF_NOT_FOUND", "no such hand-off; to wait for its Reserve and Put, set max_wait")
+
+
+def not_ready(state: str) -> Refusal:
+    """No record yet. `state` is NONE or RESERVED."""
+    return Refusal("RECORD_NOT_READY", f"no record yet (state {state}); ask again with max_wait", {"state": state})
+
+
+def aborted(http_status: int, failure_reason: str, message: str) -> Refusal:
+    """The hand-off was aborted; every reader gets the producer's own words."""
+    return Refusal("HANDOFF_ABORTED", message, {"http_status": str(http_status), "failure_reason": failure_reason})
+
+
+def expired() -> Refusal:
+    """Lease or retention ran out before it was read."""
+    return Refusal("HANDOFF_EXPIRED", "the hand-off expired before it was read; prefill again with a higher attempt")
+
+
+def producer_restarted() -> Refusal:
+    """The producer came back with a higher epoch."""
+    return Refusal("PRODUCER_RESTARTED", "the producer restarted and lost this hand-off; prefill again")
+
+
+def already_consumed() -> Refusal:
+    """All readers had it, and its slot was freed."""
+    return Refusal("ALREADY_CONSUMED", "every expected reader has had this record and its slot was freed")
+
+
+def store_restarted(expected: str, actual: str) -> Refusal:
+    """Another store epoch than the reader expected."""
+    return Refusal(
+        "STORE_RESTARTED",
+        "the store came back empty since; what it held before is gone: prefill again",
+        {"expected": expected, "actual": actual},
+    )
+
+
+def schema_mismatch(expected: str, actual: str) -> Refusal:
+    """Another schema than the caller expected."""
+    return Refusal(
+        "SCHEMA_MISMATCH",
+        "the store speaks another schema; upgrade the older side",
+        {"expected": expected, "actual": actual},
+    )
+
+
+def draining(retry_after: float = 1.0) -> Refusal:
+    """The store starts or stops and takes nothing new."""
+    return Refusal(
+        "DRAINING", "the store is starting or stopping and takes nothing new; retry", retry_after=retry_after
+    )
