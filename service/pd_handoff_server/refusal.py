@@ -47,7 +47,8 @@ def overflow(field: str, requested: int, limit: int, *, token_index: int | None 
         where = "" if token_index is None else f" (tokens[{token_index}])"
         if token_index is not None:
             numbers["token_index"] = str(token_index)
-        message = f"top_logprobs_num {requested} {OVERFLOW_PHRASE} {limit}{where}; clamp it to {limit}, or raise --max-top-logprobs"
+        what = f"top_logprobs_num {requested} {OVERFLOW_PHRASE} {limit}{where}"
+        message = f"{what}; clamp it to {limit}, or raise --max-top-logprobs"
         return Refusal("TOP_LOGPROBS_OVERFLOW", message, numbers)
     option = "--max-" + field.replace("_", "-")
     message = f"{field} {requested} {OVERFLOW_PHRASE} {limit}; send at most {limit}, or raise {option}"

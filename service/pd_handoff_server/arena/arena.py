@@ -36,7 +36,7 @@ class DamagedRowError(Exception):
 class Arena:
     """`slots` rows in one torch allocation of uint8, shape (slots, row_bytes), contiguous, rows 64-byte aligned.
 
-    Torch owns the memory; the hot path goes through views of it, since each torch call costs more than the copy it makes.
+    Torch owns the memory; the hot path goes through views of it, since a torch call costs more than the copy it makes.
     Not thread-safe: the store locks around it.
 
     Attributes:
@@ -54,7 +54,7 @@ class Arena:
             raise ValueError(f"the arena needs contiguous uint8 of shape ({slots}, {layout.row_bytes})")
         self.storage = storage
         view = storage.numpy()
-        self._rows = memoryview(view).cast("B")
+        self._rows = memoryview(view.data).cast("B")
         self.headers: np.ndarray[Any, np.dtype[np.void]] = np.ndarray(
             (slots,), _HEADER_DTYPE, buffer=view.data, strides=(layout.row_bytes,)
         )
@@ -101,7 +101,7 @@ class Arena:
     def scrub(self, slot: int, generation: int) -> None:
         """Zero what the former owner used, header first, and note the generation of the next."""
         start = slot * self.layout.row_bytes
-        size = HEADER.unpack_from(self._rows, start)[1]
+        size = min(HEADER.unpack_from(self._rows, start)[1], self.layout.image_bytes)
         HEADER.pack_into(self._rows, start, generation, *_NO_WIDTHS)
         body = start + HEADER.size
         self._rows[body : body + size] = bytes(size)

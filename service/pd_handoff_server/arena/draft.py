@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import zlib
+from operator import gt
 from typing import Final
 
 from pd_handoff.v1 import record_pb2
 
 from pd_handoff_server import refusal
 
-from .layout import Layout
+from .layout import WIDTHS, Layout
 
 MAX_RANK: Final = 8
 
@@ -83,10 +84,49 @@ def measure(record: record_pb2.HandoffRecord, layout: Layout) -> Draft:
     """
     image = record.SerializeToString()
     found: Violations = []
-    tokens = record.tokens
-    top = listed = mask_width = topk = dsa = hidden = 0
+    top, top_index, listed = _check_tokens(record, found)
+    mask_width = topk = dsa = info = hidden = 0
     presence = 0
-    top_index = 0
+    for name, bit in PRESENCE.items():
+        if record.HasField(name):  # type: ignore[arg-type]
+            presence |= bit
+    if presence & PRESENCE["sampling_mask"]:
+        mask = record.sampling_mask
+        mask_width = len(mask.token_ids)
+        if mask.logprobs and len(mask.logprobs) != mask_width:
+            found.append(("record.sampling_mask", _unequal(len(mask.logprobs), mask_width)))
+    if presence & PRESENCE["speculative"]:
+        topk, dsa, hidden = _check_speculative(record.speculative, found)
+    if presence & PRESENCE["finish_reason"] and record.finish_reason not in _FINISH_REASONS:
+        found.append(("record.finish_reason", "must be STOP, LENGTH or ABORT; leave it out when the request goes on"))
+    if presence & PRESENCE["customized_info"]:
+        info = len(record.customized_info)
+    if _NEGATIVE in image:
+        _check_ids(record, found)
+    if found:
+        raise refusal.invalid("INVALID_RECORD", found)
+    widths = (len(record.tokens), top, listed, mask_width, topk, dsa, info, hidden)
+    if any(map(gt, widths, layout.widths)):
+        check_widths(widths, layout, token_index=top_index)
+    if len(image) > layout.image_bytes:
+        what = f"carries {len(image)} bytes where its known fields take at most {layout.image_bytes}; upgrade the store"
+        raise refusal.invalid("INVALID_RECORD", [("record", what)])
+    return Draft(image, presence, widths)
+
+
+def check_widths(widths: tuple[int, ...], layout: Layout, *, token_index: int | None = None) -> None:
+    """Refuse the first of these widths that is over its limit, top logprobs before the others. Raises Refusal."""
+    if widths[1] > layout.limits.top_logprobs:
+        raise refusal.overflow("top_logprobs", widths[1], layout.limits.top_logprobs, token_index=token_index)
+    for name, requested, limit in zip(WIDTHS, widths, layout.widths, strict=True):
+        if requested > limit:
+            raise refusal.overflow(name, requested, limit)
+
+
+def _check_tokens(record: record_pb2.HandoffRecord, found: Violations) -> tuple[int, int, int]:
+    """(widest top logprobs, which token has them, widest token-id logprobs)."""
+    top = top_index = listed = 0
+    tokens = record.tokens
     if not tokens:
         found.append(("record.tokens", "at least one token is required: the hand-off token comes first"))
     for index, token in enumerate(tokens):
@@ -103,57 +143,19 @@ def measure(record: record_pb2.HandoffRecord, layout: Layout) -> Draft:
             if width != len(logprobs.values):
                 found.append((f"record.tokens[{index}].token_ids_logprobs", _unequal(len(logprobs.values), width)))
             listed = max(listed, width)
-    for name, bit in PRESENCE.items():
-        if record.HasField(name):  # type: ignore[arg-type]
-            presence |= bit
-    if presence & 4:
-        mask = record.sampling_mask
-        mask_width = len(mask.token_ids)
-        if mask.logprobs and len(mask.logprobs) != mask_width:
-            found.append(("record.sampling_mask", _unequal(len(mask.logprobs), mask_width)))
-    if presence & 8:
-        speculative = record.speculative
-        topk = len(speculative.topk_index)
-        dsa = len(speculative.dsa_topk_indices)
-        if topk != len(speculative.topk_p):
-            found.append(("record.speculative.topk_p", _unequal(len(speculative.topk_p), topk)))
-        if speculative.HasField("hidden_states"):
-            hidden = len(speculative.hidden_states.data)
-            _check_tensor(speculative.hidden_states, "record.speculative.hidden_states", found)
-    if presence & 32 and record.finish_reason not in _FINISH_REASONS:
-        found.append(("record.finish_reason", "must be STOP, LENGTH or ABORT; leave it out when the request goes on"))
-    if _NEGATIVE in image:
-        _check_ids(record, found)
-    info = len(record.customized_info) if presence & 128 else 0
-    if found:
-        raise refusal.invalid("INVALID_RECORD", found)
-    limits = layout.limits
-    if top > limits.top_logprobs:
-        raise refusal.overflow("top_logprobs", top, limits.top_logprobs, token_index=top_index)
-    widths = (len(tokens), top, listed, mask_width, topk, dsa, info, hidden)
-    if (
-        widths[0] > limits.tokens
-        or listed > limits.token_ids_logprobs
-        or mask_width > limits.sampling_mask_tokens
-        or topk > limits.speculative_topk
-        or dsa > limits.dsa_topk_indices
-        or info > limits.customized_info_bytes
-        or hidden > limits.hidden_state_bytes
-    ):
-        check_widths(widths, layout)
-    if len(image) > layout.image_bytes:
-        what = f"carries {len(image)} bytes where its known fields take at most {layout.image_bytes}; upgrade the store"
-        raise refusal.invalid("INVALID_RECORD", [("record", what)])
-    return Draft(image, presence, widths)
+    return top, top_index, listed
 
 
-def check_widths(widths: tuple[int, ...], layout: Layout) -> None:
-    """Refuse the first of these widths, in the order of `Limits`, that is over its limit. Raises Refusal."""
-    limits = layout.limits
-    for name, requested in zip(limits.__slots__, widths, strict=True):
-        limit = getattr(limits, name)
-        if requested > limit:
-            raise refusal.overflow(name, requested, limit)
+def _check_speculative(state: record_pb2.SpeculativeState, found: Violations) -> tuple[int, int, int]:
+    """(candidates, sparse-attention indices, bytes of hidden states)."""
+    topk = len(state.topk_index)
+    if topk != len(state.topk_p):
+        found.append(("record.speculative.topk_p", _unequal(len(state.topk_p), topk)))
+    hidden = 0
+    if state.HasField("hidden_states"):
+        hidden = len(state.hidden_states.data)
+        _check_tensor(state.hidden_states, "record.speculative.hidden_states", found)
+    return topk, len(state.dsa_topk_indices), hidden
 
 
 def _unequal(values: int, ids: int) -> str:

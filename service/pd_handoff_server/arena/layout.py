@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, fields
 
 ALIGNMENT = 64
 
@@ -40,6 +40,10 @@ class Limits:
     hidden_state_bytes: int = 32768
 
 
+WIDTHS = tuple(field.name for field in fields(Limits))
+"""Names of the limits, in order."""
+
+
 @dataclass(frozen=True, slots=True)
 class Column:
     """One field of the record in a row: its path, element type, most elements, and the most bytes that they take."""
@@ -59,6 +63,7 @@ class Layout:
     """The columns of a row and its size in bytes, for given limits.
 
     Attributes:
+        limits, widths: the limits, by name and as a tuple in the same order.
         columns: what a row can hold, in order.
         image_bytes: the most bytes that the packed columns of one record take.
         row_bytes: header and columns, rounded up to 64.
@@ -66,6 +71,7 @@ class Layout:
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
+        self.widths: tuple[int, ...] = astuple(limits)
         self.columns = tuple(self._columns())
         self.image_bytes = sum(column.bytes for column in self.columns)
         self.row_bytes = -(-(HEADER.size + self.image_bytes) // ALIGNMENT) * ALIGNMENT

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -56,7 +57,7 @@ class Lifecycle:
         self._tombstones = Tombstones(policy.tombstones)
         self._producers = Producers(policy.producers)
         self._deadlines: Deadlines[Handoff] = Deadlines()
-        self._consumed: dict[int, Handoff] = {}  # by slot, oldest first
+        self._consumed: OrderedDict[int, Handoff] = OrderedDict()  # by slot, oldest first
         self._reserved_by: dict[tuple[str, str], dict[int, Handoff]] = {}  # by instance, then slot
 
     # -- Reserve -------------------------------------------------------------------------------------------------------
@@ -330,7 +331,7 @@ class Lifecycle:
                 observer.consumed(live, reader, again=False)
 
     def abort(self, key: Key, failure: Failure, *, token: bytes = b"", attempt: int | None = None) -> bool:
-        """End an attempt for everyone; True when this call did. Raises Refusal STALE_RESERVATION for a foreign token."""
+        """End an attempt for everyone; True when this call did. Raises Refusal STALE_RESERVATION: foreign token."""
         if token:
             holder = self.holder(key, token)
             if isinstance(holder, Tombstone):

@@ -1,0 +1,226 @@
+"""Every setting of the store, once: flag, environment variable, default and bounds."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from .arena.layout import Limits
+from .lifecycle.model import Policy
+
+_SECOND = 1_000_000_000
+_SIZES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+class ConfigError(Exception):
+    """A setting that the store cannot start with; the message names it and says what is legal."""
+
+
+def count(text: str) -> int:
+    """A whole number."""
+    try:
+        return int(text)
+    except ValueError:
+        raise ConfigError("must be a whole number") from None
+
+
+def size(text: str) -> int:
+    """Bytes: a whole number, or one with KiB, MiB, GiB (or K, M, G)."""
+    match = re.fullmatch(r"(\d+)\s*(?:([KMG])(?:iB)?)?", text.strip())
+    if not match:
+        raise ConfigError("must be a number of bytes such as 32768 or 32KiB")
+    return int(match[1]) * _SIZES[match[2] or ""]
+
+
+def seconds(text: str) -> float:
+    """Seconds, decimals allowed."""
+    try:
+        value = float(text)
+    except ValueError:
+        raise ConfigError("must be a number of seconds") from None
+    if not math.isfinite(value):
+        raise ConfigError("must be a finite number of seconds")
+    return value
+
+
+def switch(text: str) -> bool:
+    """yes or no."""
+    if text.lower() in {"1", "true", "yes", "on"}:
+        return True
+    if text.lower() in {"", "0", "false", "no", "off"}:
+        return False
+    raise ConfigError("must be yes or no")
+
+
+def word(text: str) -> str:
+    """Any text."""
+    return text
+
+
+def setting(
+    default: Any,
+    what: str,
+    parse: Callable[[str], Any] = count,
+    *,
+    least: float | None = None,
+    most: float | None = None,
+    choices: Sequence[str] = (),
+) -> Any:
+    """One setting; bounds are inclusive."""
+    metadata = {"what": what, "parse": parse, "least": least, "most": most, "choices": tuple(choices)}
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What the store is started with. Times are in seconds, sizes in bytes."""
+
+    listen: tuple[str, ...] = setting(
+        ("127.0.0.1:50071",), "address to serve on, host:port or unix:PATH; repeat for several", word
+    )
+    slots: int = setting(1024, "rows: hand-offs that can be live at a time", least=1, most=1 << 24)
+    max_tokens: int = setting(8, "tokens of a record", least=1, most=1024)
+    max_top_logprobs: int = setting(128, "top logprobs of a token", least=0, most=1 << 20)
+    max_token_ids_logprobs: int = setting(128, "logprobs of listed ids, of a token", least=0, most=1 << 20)
+    max_sampling_mask_tokens: int = setting(1024, "token ids of a sampling mask", least=0, most=1 << 20)
+    max_speculative_topk: int = setting(16, "candidates of a draft model", least=0, most=1 << 16)
+    max_dsa_topk_indices: int = setting(2048, "sparse-attention indices", least=0, most=1 << 20)
+    max_hidden_state_bytes: int = setting(32768, "bytes of hidden states", size, least=0, most=1 << 28)
+    max_customized_info_bytes: int = setting(4096, "bytes of customized_info", size, least=0, most=1 << 26)
+    lease_default: float = setting(60.0, "lease of a reservation that asks for none", seconds, least=0.001)
+    lease_min: float = setting(1.0, "shortest lease granted", seconds, least=0.001)
+    lease_max: float = setting(3600.0, "longest lease granted", seconds, least=0.001, most=31536000)
+    retention: float = setting(300.0, "how long a record waits for its readers", seconds, least=0.001, most=31536000)
+    consumed_grace: float = setting(30.0, "how long a consumed record can be read again", seconds, least=0, most=86400)
+    max_wait: float = setting(600.0, "longest wait of a Get or a Reserve", seconds, least=0, most=86400)
+    max_waiters: int = setting(16384, "calls that may wait at a time", least=0, most=1 << 20)
+    tombstones: int = setting(65536, "outcomes of ended hand-offs that are remembered", least=0, most=1 << 24)
+    tombstone_time: float = setting(120.0, "how long they are remembered", seconds, least=0, most=86400)
+    max_batch: int = setting(128, "items of a batch call", least=1, most=4096)
+    grace: float = setting(10.0, "how long calls in flight may take once the store drains", seconds, least=0, most=3600)
+    drain_notice: float = setting(
+        0.5, "how long a draining store still answers, so that callers and probes notice", seconds, least=0, most=600
+    )
+    log_format: str = setting(
+        "auto", "how events are written; auto: console on a terminal", word, choices=("auto", "json", "console")
+    )
+    log_level: str = setting(
+        "info", "least level of events written", word, choices=("debug", "info", "warning", "error")
+    )
+
+    def limits(self) -> Limits:
+        """The widths of a row."""
+        return Limits(**{limit.name: getattr(self, "max_" + limit.name) for limit in fields(Limits)})
+
+    def policy(self) -> Policy:
+        """The times that bound a hand-off's life."""
+        return Policy(
+            lease_default=nanoseconds(self.lease_default),
+            lease_min=nanoseconds(self.lease_min),
+            lease_max=nanoseconds(self.lease_max),
+            retention=nanoseconds(self.retention),
+            consumed_grace=nanoseconds(self.consumed_grace),
+            tombstone_time=nanoseconds(self.tombstone_time),
+            tombstones=self.tombstones,
+        )
+
+
+def nanoseconds(value: float) -> int:
+    """Seconds as nanoseconds."""
+    return round(value * _SECOND)
+
+
+def flag(name: str) -> str:
+    """The flag of a setting."""
+    return "--" + name.replace("_", "-")
+
+
+def variable(name: str) -> str:
+    """The environment variable of a setting."""
+    return "PD_HANDOFF_" + name.upper()
+
+
+def add_arguments(parser: argparse.ArgumentParser, names: Sequence[str] | None = None) -> None:
+    """Give a parser the flags of these settings, of all by default."""
+    for spec in fields(Settings):
+        if names is not None and spec.name not in names:
+            continue
+        meta = spec.metadata
+        default = ", ".join(spec.default) if isinstance(spec.default, tuple) else spec.default
+        if isinstance(default, bool):
+            default = "yes" if default else "no"
+        bounds = _bounds_text(meta)
+        parser.add_argument(
+            flag(spec.name),
+            dest=spec.name,
+            action="append" if isinstance(spec.default, tuple) else "store",
+            metavar=meta["parse"].__name__.upper() if not meta["choices"] else "|".join(meta["choices"]),
+            help=f"{meta['what']} (default {default}{bounds}; {variable(spec.name)})".replace("%", "%%"),
+        )
+
+
+def _bounds_text(meta: Mapping[str, Any]) -> str:
+    least, most = meta["least"], meta["most"]
+    if least is None and most is None:
+        return ""
+    if most is None:
+        return f", at least {least:g}"
+    return f", {least:.10g} to {most:.10g}"
+
+
+def load(given: Mapping[str, Any], environment: Mapping[str, str] | None = None) -> Settings:
+    """Settings from parsed flags (None: not given), then the environment, then defaults.
+
+    Raises:
+        ConfigError: a value that does not parse, is out of bounds, or contradicts another; the message names it.
+    """
+    environment = os.environ if environment is None else environment
+    values: dict[str, Any] = {}
+    for spec in fields(Settings):
+        raw, source = given.get(spec.name), flag(spec.name)
+        if raw is None and variable(spec.name) in environment:
+            raw, source = environment[variable(spec.name)], variable(spec.name)
+            if isinstance(spec.default, tuple):
+                raw = [part.strip() for part in raw.split(",") if part.strip()]
+        if raw is not None:
+            values[spec.name] = _value(spec.metadata, raw, source)
+    settings = Settings(**values)
+    _agree(settings)
+    return settings
+
+
+def _value(meta: Mapping[str, Any], raw: Any, source: str) -> Any:
+    if isinstance(raw, list):
+        return tuple(raw)
+    try:
+        value = meta["parse"](str(raw))
+    except ConfigError as error:
+        raise ConfigError(f"{source} {error}, not {raw!r}") from None
+    least, most = meta["least"], meta["most"]
+    if (least is not None and value < least) or (most is not None and value > most):
+        bounds = f"at least {least:g}" if most is None else f"from {least:.10g} to {most:.10g}"
+        raise ConfigError(f"{source} must be {bounds}, not {raw}")
+    if meta["choices"] and value not in meta["choices"]:
+        raise ConfigError(f"{source} must be one of {', '.join(meta['choices'])}, not {raw!r}")
+    return value
+
+
+def _agree(settings: Settings) -> None:
+    if not settings.listen:
+        raise ConfigError("--listen needs an address: host:port or unix:PATH")
+    if not settings.lease_min <= settings.lease_default <= settings.lease_max:
+        raise ConfigError(
+            f"--lease-default must lie between --lease-min ({settings.lease_min:g}) and --lease-max "
+            f"({settings.lease_max:g}), not be {settings.lease_default:g}"
+        )
+    for address in settings.listen:
+        if address.startswith("unix:"):
+            if not address.removeprefix("unix:"):
+                raise ConfigError("--listen unix: needs a path")
+        elif not re.fullmatch(r"(.+):(\d{1,5})", address) or int(address.rpartition(":")[2]) > 65535:
+            raise ConfigError(f"--listen must be host:port (port up to 65535) or unix:PATH, not {address!r}")

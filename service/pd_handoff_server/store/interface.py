@@ -1,0 +1,104 @@
+"""What a transport needs of a store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from pd_handoff.v1 import record_pb2
+
+from pd_handoff_server.arena.layout import Limits
+from pd_handoff_server.lifecycle.model import Failure, Handoff, Key, Policy, Spec, Tombstone
+
+Done = Callable[[Any], None]
+"""Called at most once, from any thread, with a result or with the Refusal that takes its place. Must not raise."""
+
+
+class Parked(Protocol):
+    """A call that waits in the store; its `done` will be called unless it is cancelled first."""
+
+    def cancel(self) -> bool:
+        """Give up; True when `done` has not been and will not be called. Nothing is marked."""
+
+
+class Reading:
+    """A record that was read: the packed record, and the hand-off it belongs to (no longer to be changed)."""
+
+    __slots__ = ("handoff", "image")
+
+    def __init__(self, image: bytes, handoff: Handoff) -> None:
+        self.image = image
+        self.handoff = handoff
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a store can say of itself; times in nanoseconds, sizes in bytes."""
+
+    limits: Limits
+    policy: Policy
+    slots_total: int
+    slots_free: int
+    row_bytes: int
+    epoch: str
+    max_wait: int
+    max_waiters: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """One hand-off for people to look at: live or ended, its age and time left in nanoseconds, and its widths."""
+
+    entry: Handoff | Tombstone
+    age: int
+    expires_in: int
+    waiting: int
+    widths: tuple[int, ...] | None
+
+
+class Store(Protocol):
+    """Calls of the store. All may be made from any thread; all raise Refusal, having changed nothing.
+
+    A call with `max_wait` (nanoseconds, 0 for none) and `done` returns its result at once where it can, and else a
+    Parked; then `done` is called later, also when the wait runs out.
+    """
+
+    def facts(self) -> Facts:
+        """Limits and fill, at no cost."""
+
+    def check_widths(self, widths: tuple[int, ...]) -> None:
+        """Raises Refusal TOP_LOGPROBS_OVERFLOW or FIELD_OVERFLOW when these widths can never fit."""
+
+    def reserve(self, spec: Spec, max_wait: int, done: Done) -> Handoff | Parked:
+        """Claim a slot, or renew."""
+
+    def reserve_all(self, specs: Sequence[Spec], max_wait: int, done: Done) -> list[Handoff] | Parked:
+        """Claim a slot for each, or for none. Keys must differ."""
+
+    def put(self, key: Key, token: bytes, record: record_pb2.HandoffRecord) -> int:
+        """Publish; returns the wall time of publication in nanoseconds."""
+
+    def put_reserving(self, spec: Spec, record: record_pb2.HandoffRecord, max_wait: int, done: Done) -> int | Parked:
+        """Reserve and publish at once; as `put`."""
+
+    def get(self, key: Key, attempt: int, reader_id: str, consume: bool, max_wait: int, done: Done) -> Reading | Parked:
+        """Read, and with `consume` count the reader."""
+
+    def release(self, key: Key, token: bytes, reader_id: str) -> None:
+        """Give a claim back: by token, or else by reader."""
+
+    def abort(self, key: Key, failure: Failure, token: bytes, attempt: int | None) -> bool:
+        """End an attempt; True when this call did."""
+
+    def look(self, namespace: str | None, states: frozenset[str], after: int, count: int) -> tuple[list[Sight], int]:
+        """Up to `count` hand-offs in these states from position `after` on, and where to go on (0: nowhere)."""
+
+    def look_at(self, key: Key, contents: bool) -> tuple[Sight, bytes | None]:
+        """The newest attempt of one key, with its packed record on request."""
+
+    def drain(self) -> None:
+        """Take nothing new and wake whoever waits. Does not return."""
+
+    def tick(self) -> int | None:
+        """Do what is due; returns the monotonic moment in nanoseconds at which there may be more, if any."""

@@ -1,0 +1,45 @@
+"""The timer: ends what is overdue without any traffic."""
+
+from __future__ import annotations
+
+import threading
+
+from pd_handoff_server.lifecycle.clock import Clock
+
+from .interface import Store
+
+_LONGEST = 3600.0
+
+
+class Ticker:
+    """A thread that calls `store.tick` when something is due, and sleeps until then."""
+
+    def __init__(self, store: Store, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+        self._wake = threading.Event()
+        self._stopped = False
+        self._thread = threading.Thread(target=self._run, name="pd-handoff-ticker", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Something is due earlier than it was: look again."""
+        self._wake.set()
+
+    def stop(self) -> None:
+        """End, and wait for the end."""
+        self._stopped = True
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stopped:
+            self._wake.clear()
+            due = self._store.tick()
+            wait = _LONGEST if due is None else min((due - self._clock.monotonic()) / 1e9, _LONGEST)
+            if wait > 0:
+                self._wake.wait(wait)
