@@ -15,14 +15,15 @@ setup: .venv/.complete ## Make .venv with the package, the command and every too
 .venv/.complete: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "needs Python 3.10 or later; name it: make PYTHON=python3.11" >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' || { echo "needs Python's venv module (Debian: apt-get install python3-venv)" >&2; exit 1; }
+	@echo "Setting up .venv, about 1.5 GB; the first time takes a minute or two ..."
 	[ -x $(BIN)/python ] || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[server,demo]' --group test --group lint
+	$(BIN)/python -m pip install -qq --upgrade 'pip>=25.1'
+	$(BIN)/python -m pip install -qq -c constraints.txt -e '.[server,demo]' --group test --group lint
 	@touch $@
 
 .venv-gen/.complete: tools/gen-requirements.txt
 	[ -x .venv-gen/bin/python ] || $(PYTHON) -m venv .venv-gen
-	.venv-gen/bin/python -m pip install --quiet -r tools/gen-requirements.txt
+	.venv-gen/bin/python -m pip install -qq -r tools/gen-requirements.txt
 	@touch $@
 
 .PHONY: demo

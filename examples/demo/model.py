@@ -113,22 +113,17 @@ class Model:
         return sampled
 
     @torch.inference_mode()
-    def logits_of(self, hidden_state: torch.Tensor) -> torch.Tensor:
-        """The logits that a last hidden state stands for."""
-        logits: torch.Tensor = self._llama.lm_head(hidden_state[None, None])[0, 0]
-        return logits
-
-    @torch.inference_mode()
-    def undivided(self, prompt: list[int], new_tokens: int, top_logprobs: int) -> list[Sampled]:
-        """The whole request by `transformers` itself, in one process."""
+    def undivided(self, prompt: list[int], new_tokens: int, top_logprobs: int) -> tuple[torch.Tensor, list[Sampled]]:
+        """The whole request by `transformers` itself; returns the first token's hidden state and all tokens."""
         out = self._llama.generate(
             torch.tensor([prompt]),
             max_new_tokens=new_tokens,
             do_sample=False,
             return_dict_in_generate=True,
             output_logits=True,
+            output_hidden_states=True,
         )
         sampled = [sample(logits[0], top_logprobs) for logits in out.logits]
         if [s.token_id for s in sampled] != out.sequences[0, len(prompt) :].tolist():
             raise RuntimeError("transformers generated other tokens than the likeliest ones")
-        return sampled
+        return out.hidden_states[0][-1][0, -1], sampled

@@ -1,0 +1,97 @@
+"""Start a store, a prefill and a decode process, send requests through them, and check each against an undivided run.
+
+Exit status 0 only if everything held.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pd_handoff import DecodeClient
+
+from examples.demo import verdicts
+from examples.demo.pipes import Child
+from examples.demo.store import Store
+from examples.demo.workload import GREEDY, PLAIN, STUBBORN, TOO_LONG
+
+PATIENCE = 60.0
+"""Seconds for any one step, on a slow machine too."""
+
+ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",  # nothing is downloaded
+    "TRANSFORMERS_VERBOSITY": "error",
+    "OMP_NUM_THREADS": "1",  # the order of additions is the same in every process
+}
+
+
+def main() -> int:
+    """Run it all; returns the exit status."""
+    started = time.monotonic()
+    os.environ.update(ENVIRONMENT)
+    with tempfile.TemporaryDirectory(prefix="pd-handoff-demo-") as name, ExitStack() as stack:
+        directory = Path(name)
+        store = Store(directory, "--slots", "4", "--max-top-logprobs", "128")
+        stack.callback(store.stop)
+        undivided, prefill, decode = (
+            start(stack, role, store, directory) for role in ("undivided", "prefill", "decode")
+        )
+        store.wait_until_serving(PATIENCE)
+        weights = [child.expect("ready", PATIENCE)["weights"] for child in (undivided, prefill, decode)]
+
+        with DecodeClient(store.target) as client:
+            before = client.capabilities()
+            # What a gateway does with a request before it submits it.
+            greedy = replace(GREEDY, top_logprobs=before.clamp_top_logprobs(GREEDY.top_logprobs))
+            whole = [*PLAIN, greedy]
+            requests = [request.to_json() for request in (*whole, STUBBORN, TOO_LONG)]
+            undivided.tell(requests=requests[: len(whole)])
+            expected = [undivided.expect("generated", PATIENCE) for _ in whole]
+            decode.tell(requests=requests)
+            decode.expect("waiting", PATIENCE)
+            prefill.tell(requests=requests)
+            served = [prefill.expect("served", PATIENCE) for _ in requests]
+            received = [decode.expect("served", PATIENCE) for _ in requests]
+            after = client.capabilities()
+
+        rows = [
+            *(
+                verdicts.generated(*each)
+                for each in zip(whole, [*PLAIN, GREEDY], expected, served, received, strict=False)
+            ),
+            verdicts.refused(STUBBORN, served[-2], received[-2], before.limits.top_logprobs),
+            verdicts.aborted(TOO_LONG, served[-1], received[-1]),
+            verdicts.left_behind(before, after, weights),
+        ]
+    return report(rows, time.monotonic() - started)
+
+
+def start(stack: ExitStack, role: str, store: Store, directory: Path) -> Child:
+    """A child process, stopped when the stack unwinds."""
+    arguments = [] if role == "undivided" else ["--target", store.target, "--kv", str(directory)]
+    child = Child(role, [sys.executable, "-m", f"examples.demo.{role}", *arguments], directory / f"{role}.log")
+    stack.callback(child.stop)
+    return child
+
+
+def report(rows: list[verdicts.Row], seconds: float) -> int:
+    """Print the table; returns the exit status."""
+    heads: dict[str, Any] = {"room": "room", "asked": "top logprobs", "happened": "what happened"}
+    rooms = max(len(row.room) for row in rows)
+    asked = max(len(heads["asked"]), *(len(row.asked) for row in rows))
+    print(f"{heads['room']:<{rooms}}  {heads['asked']:<{asked}}  held  {heads['happened']}")
+    for row in rows:
+        print(f"{row.room:<{rooms}}  {row.asked:<{asked}}  {'yes' if row.held else 'NO':<4}  {row.happened}")
+    failed = sum(not row.held for row in rows)
+    print(f"{len(rows) - failed} of {len(rows)} held, in {seconds:.1f} s")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
