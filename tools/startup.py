@@ -2,7 +2,7 @@
 
     .venv/bin/python tools/startup.py [--rows 4096] [--runs 5]
 
-The floor is a Python process that imports torch and grpc and does nothing else: no store of this design can start faster
+The floor is a process that imports torch and grpc and does nothing else: no store of this design can start faster
 or hold less. Times are medians with the range; memory is the resident set in MiB.
 """
 
