@@ -106,6 +106,7 @@ class Settings:
     drain_notice: float = setting(
         0.5, "how long a draining store still answers, so that callers and probes notice", seconds, least=0, most=600
     )
+    admin_contents: bool = setting(False, "let GetHandoff of the admin service show records", switch)
     log_format: str = setting(
         "auto", "how events are written; auto: console on a terminal", word, choices=("auto", "json", "console")
     )

@@ -1,7 +1,4 @@
-"""Memory: rows of records in preallocated torch storage. No transport, no rules of life."""
+"""Memory: rows of records in preallocated torch storage. No transport, no rules of life.
 
-from .arena import Arena, DamagedRowError
-from .draft import Draft, measure
-from .layout import Column, Layout, Limits
-
-__all__ = ["Arena", "Column", "DamagedRowError", "Draft", "Layout", "Limits", "measure"]
+`layout` and `draft` import without torch, so that a plan can be made where it is missing.
+"""

@@ -11,17 +11,15 @@ from typing import Any
 from pd_handoff.v1 import record_pb2
 
 from pd_handoff_server import refusal
-from pd_handoff_server.arena import Arena, DamagedRowError, Draft, measure
-from pd_handoff_server.arena.draft import check_widths
+from pd_handoff_server.arena.arena import Arena, DamagedRowError
+from pd_handoff_server.arena.draft import Draft, check_widths, measure
 from pd_handoff_server.lifecycle import Failure, Handoff, Key, Lifecycle, Outcome, Spec, State, Tombstone, reader_mark
 from pd_handoff_server.lifecycle.clock import Clock
 from pd_handoff_server.lifecycle.machine import outcome_refusal
 from pd_handoff_server.refusal import Refusal
 
-from .interface import Done, Facts, Parked, Reading, Sight
+from .interface import LIVE_STATES, Done, Facts, Parked, Reading, Sight, state_word
 from .waiting import Claimant, Reader, Waiter, Waiting
-
-LIVE_STATES = frozenset(state.value for state in State)
 
 
 class _Inside:
@@ -437,8 +435,3 @@ class EmbeddedStore:
             return Sight(entry, now - entry.ended_mono, left, waiting, None)
         widths = entry.widths if entry.state is State.RESERVED else self._arena.widths(entry.slot)
         return Sight(entry, now - entry.reserved_mono, left, waiting, widths)
-
-
-def state_word(entry: Handoff | Tombstone) -> str:
-    """RESERVED, PUBLISHED, CONSUMED, ABORTED or EXPIRED."""
-    return entry.state.value if isinstance(entry, Handoff) else entry.outcome.state

@@ -9,10 +9,18 @@ from typing import Any, Protocol
 from pd_handoff.v1 import record_pb2
 
 from pd_handoff_server.arena.layout import Limits
-from pd_handoff_server.lifecycle.model import Failure, Handoff, Key, Policy, Spec, Tombstone
+from pd_handoff_server.lifecycle.model import Failure, Handoff, Key, Policy, Spec, State, Tombstone
 
 Done = Callable[[Any], None]
 """Called at most once, from any thread, with a result or with the Refusal that takes its place. Must not raise."""
+
+
+LIVE_STATES = frozenset(state.value for state in State)
+
+
+def state_word(entry: Handoff | Tombstone) -> str:
+    """RESERVED, PUBLISHED, CONSUMED, ABORTED or EXPIRED."""
+    return entry.state.value if isinstance(entry, Handoff) else entry.outcome.state
 
 
 class Parked(Protocol):

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from pd_handoff_server.arena import Draft
+from pd_handoff_server.arena.draft import Draft
 from pd_handoff_server.lifecycle.deadlines import Deadlines
 from pd_handoff_server.lifecycle.model import Key, Spec
 

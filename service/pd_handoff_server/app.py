@@ -1,0 +1,129 @@
+"""The store as a program: parts put together, started, drained and ended."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+import sys
+import time
+from collections.abc import Sequence
+
+import structlog
+
+from . import __version__, config
+from .arena.layout import Layout
+from .config import ConfigError, Settings
+from .lifecycle import SystemClock
+from .memory import ArenaTooLargeError
+from .plan import plan_main
+from .refusal import Refusal
+from .rpc.admin import Admin
+from .rpc.aio import Gate
+from .rpc.calls import Calls
+from .rpc.capabilities import Describer, max_message_bytes
+from .rpc.server import Server
+from .rpc.sockets import AddressError
+from .store.interface import Store
+from .store.ticker import Ticker
+from .telemetry.events import EventLog, configure
+
+__all__ = ["App", "plan_main", "serve", "serve_main"]
+
+EXIT_OK, EXIT_USAGE, EXIT_FAILED = 0, 2, 1
+FEATURES = ("session",)
+
+
+class App:
+    """One store with its server."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.log = structlog.get_logger()
+        self.events = EventLog(self.log, debug=settings.log_level == "debug")
+        self.clock = SystemClock()
+        self.gate = Gate()
+        self.max_message = max_message_bytes(Layout(settings.limits()), settings.max_batch)
+        self.server = Server(settings.listen, self.gate, self.max_message, self._report)
+        self.store: Store | None = None
+        self.ticker: Ticker | None = None
+
+    def _report(self, method: str, peer: str, refused: Refusal, error: BaseException | None) -> None:
+        self.events.refused(method, peer, refused, error)
+
+    def _build(self) -> tuple[Store, Ticker]:
+        # Torch takes a second to import; probes get their NOT_SERVING meanwhile.
+        from .build import build_store  # noqa: PLC0415
+
+        return build_store(self.settings, self.clock, (self.events,))
+
+    async def start(self) -> list[str]:
+        """Listen, allocate, open the gate, and be SERVING; returns the addresses. Raises AddressError and others."""
+        began = time.monotonic()
+        addresses = await self.server.start()
+        store, ticker = await asyncio.get_running_loop().run_in_executor(None, self._build)
+        ticker.start()
+        self.store, self.ticker = store, ticker
+        describer = Describer(__version__, self.settings.max_batch, self.max_message, FEATURES)
+        calls = Calls(store, describer, self.settings.max_batch)
+        self.gate.open(calls, Admin(store, contents=self.settings.admin_contents))
+        await self.server.ready()
+        facts = store.facts()
+        self.log.info(
+            "serving",
+            addresses=addresses,
+            slots=facts.slots_total,
+            row_bytes=facts.row_bytes,
+            arena_bytes=facts.row_bytes * facts.slots_total,
+            store_epoch=facts.epoch,
+            version=__version__,
+            seconds=round(time.monotonic() - began, 3),
+        )
+        return addresses
+
+    async def stop(self) -> None:
+        """Drain: tell probes and callers, wake whoever waits, let calls in flight finish, and end."""
+        self.log.info("draining", grace=self.settings.grace)
+        await self.server.drain()
+        if self.store is not None:
+            self.store.drain()
+        notice = min(self.settings.drain_notice, self.settings.grace)
+        await asyncio.sleep(notice)
+        await self.server.stop(self.settings.grace - notice)
+        if self.ticker is not None:
+            self.ticker.stop()
+        self.log.info("stopped")
+
+
+async def serve(settings: Settings) -> int:
+    """Serve until SIGTERM or SIGINT; returns an exit code."""
+    app = App(settings)
+    ending = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, ending.set)
+    try:
+        await app.start()
+    except (AddressError, ArenaTooLargeError) as error:
+        app.log.error("refused to start", error=str(error))
+        await app.server.stop(0)
+        return EXIT_FAILED
+    await ending.wait()
+    await app.stop()
+    return EXIT_OK
+
+
+def serve_main(argv: Sequence[str]) -> int:
+    """`pd-handoff serve`."""
+    parser = argparse.ArgumentParser(
+        prog="pd-handoff serve",
+        description="Run the store. Each flag can also be set by the environment variable named with it.",
+    )
+    config.add_arguments(parser)
+    try:
+        settings = config.load(vars(parser.parse_args(list(argv))))
+    except ConfigError as error:
+        print(f"pd-handoff serve: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    configure(settings.log_format, settings.log_level)
+    return asyncio.run(serve(settings))

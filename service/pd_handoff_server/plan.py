@@ -1,0 +1,90 @@
+"""`pd-handoff plan`: bytes a row and in total, from the code that allocates."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import fields
+
+from . import config
+from .arena.layout import HEADER, Layout, Limits
+from .config import ConfigError
+from .memory import available, human
+
+_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3": 1, "float8_e5m2": 1}
+_HEADROOM = 2  # slots a running request: reserved ones overlap with published ones not yet read
+
+
+def plan_main(argv: Sequence[str]) -> int:
+    """Print the plan; returns an exit code."""
+    parser = argparse.ArgumentParser(
+        prog="pd-handoff plan", description="Reckon the arena before you allocate it, with the flags of serve."
+    )
+    parser.add_argument(
+        "--max-running-requests",
+        type=int,
+        help=f"requests in flight over all prefill nodes; plans {_HEADROOM} slots each, unless --slots is given",
+    )
+    parser.add_argument("--hidden-size", type=int, help="elements of a hidden state to hand over, 0 for none")
+    parser.add_argument("--hidden-dtype", choices=sorted(_BYTES), default="bfloat16", help="default bfloat16")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    names = ["slots", *("max_" + limit.name for limit in fields(Limits))]
+    config.add_arguments(parser, names)
+    given = vars(parser.parse_args(list(argv)))
+    try:
+        _derive(given)
+        settings = config.load(given)
+    except ConfigError as error:
+        print(f"pd-handoff plan: {error}", file=sys.stderr)
+        return 2
+    layout = Layout(settings.limits())
+    if given["json"]:
+        print(json.dumps(_as_dict(layout, settings.slots), indent=2))
+    else:
+        _print(layout, settings.slots)
+    return 0
+
+
+def _derive(given: dict[str, object]) -> None:
+    """Turn what a capacity planner knows into settings of the store."""
+    running, hidden = given["max_running_requests"], given["hidden_size"]
+    if isinstance(running, int):
+        if running < 1:
+            raise ConfigError("--max-running-requests must be at least 1")
+        if given["slots"] is None:
+            given["slots"] = str(running * _HEADROOM)
+    if isinstance(hidden, int):
+        if hidden < 0:
+            raise ConfigError("--hidden-size must be at least 0")
+        if given["max_hidden_state_bytes"] is not None:
+            raise ConfigError("--hidden-size and --max-hidden-state-bytes say the same thing; give one")
+        given["max_hidden_state_bytes"] = str(hidden * _BYTES[str(given["hidden_dtype"])])
+
+
+def _as_dict(layout: Layout, slots: int) -> dict[str, object]:
+    return {
+        "slots": slots,
+        "row_bytes": layout.row_bytes,
+        "arena_bytes": layout.row_bytes * slots,
+        "available_bytes": available(),
+        "limits": {field.name: getattr(layout.limits, field.name) for field in fields(Limits)},
+        "columns": [
+            {"name": column.name, "dtype": column.dtype, "elements": column.elements, "bytes": column.bytes}
+            for column in layout.columns
+        ],
+    }
+
+
+def _print(layout: Layout, slots: int) -> None:
+    print(f"{'column':<36}{'dtype':<10}{'elements':>10}{'bytes':>12}")
+    print(f"{'header':<36}{'':<10}{'':>10}{HEADER.size:>12,}")
+    for column in layout.columns:
+        print(f"{column.name:<36}{column.dtype:<10}{column.elements:>10,}{column.bytes:>12,}")
+    total = layout.row_bytes * slots
+    print(f"{'row, rounded up to 64':<56}{layout.row_bytes:>12,}")
+    print(f"\narena: {slots:,} slots x {layout.row_bytes:,} bytes = {total:,} bytes ({human(total)})")
+    room = available()
+    if room is not None:
+        print(f"available here: {human(room)}; {'fits' if total <= room else 'does NOT fit'}")

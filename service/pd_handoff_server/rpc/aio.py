@@ -1,0 +1,175 @@
+"""The `grpc.aio` transport: coroutines around the synchronous core."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+from google.protobuf.message import Message
+from pd_handoff.v1 import admin_pb2
+
+from pd_handoff_server import refusal
+from pd_handoff_server.refusal import Refusal
+
+from .admin import Admin
+from .calls import Call, Calls
+from .session import Session
+
+STORE = "pd_handoff.v1.MetadataStore"
+ADMIN = "pd_handoff.v1.MetadataStoreAdmin"
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class Gate:
+    """Where the calls come in: shut until the store is ready.
+
+    Attributes:
+        calls, admin: None while the store is not ready.
+    """
+
+    def __init__(self) -> None:
+        self.calls: Calls | None = None
+        self.admin: Admin | None = None
+
+    def open(self, calls: Calls, admin: Admin) -> None:
+        """The store is ready."""
+        self.admin = admin
+        self.calls = calls
+
+    def ready_calls(self) -> Calls:
+        """Raises Refusal DRAINING while the store is not ready."""
+        if self.calls is None:
+            raise refusal.draining()
+        return self.calls
+
+    def ready_admin(self) -> Admin:
+        """Raises Refusal DRAINING while the store is not ready."""
+        if self.admin is None:
+            raise refusal.draining()
+        return self.admin
+
+
+class _Completion:
+    """Brings a completion, from whatever thread, to the coroutine that awaits it."""
+
+    __slots__ = ("_future", "_loop", "_thread")
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._future: asyncio.Future[Any] = self._loop.create_future()
+        self._thread = threading.get_ident()
+
+    def __call__(self, result: Any) -> None:
+        if threading.get_ident() == self._thread:
+            self._set(result)
+        else:
+            try:
+                self._loop.call_soon_threadsafe(self._set, result)
+            except RuntimeError:  # the loop has closed: nobody awaits any more
+                return
+
+    def _set(self, result: Any) -> None:
+        if not self._future.done():
+            self._future.set_result(result)
+
+    def __await__(self) -> Any:
+        return self._future.__await__()
+
+
+def store_handlers(gate: Gate) -> grpc.GenericRpcHandler:
+    """Handlers of MetadataStore: serialized messages in and out, Refusals raised."""
+    methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+        name: grpc.unary_unary_rpc_method_handler(_unary(gate, name)) for name in UNARY
+    }
+    methods["Session"] = grpc.stream_stream_rpc_method_handler(_session(gate))
+    return grpc.method_handlers_generic_handler(STORE, methods)
+
+
+UNARY = (
+    "Capabilities",
+    "Reserve",
+    "Put",
+    "Get",
+    "Release",
+    "Abort",
+    "BatchReserve",
+    "BatchPut",
+    "BatchGet",
+)
+
+
+def _unary(gate: Gate, name: str) -> Callable[[bytes, Context], Awaitable[bytes]]:
+    async def behave(request: bytes, context: Context) -> bytes:
+        call = Call(context.time_remaining(), context.peer())
+        completion = _Completion()
+        answer = gate.ready_calls().handlers[name](request, call, completion)
+        if isinstance(answer, bytes):
+            return answer
+        try:
+            result = await completion
+        except asyncio.CancelledError:
+            answer.cancel()  # the caller is gone: leave nothing behind
+            raise
+        if isinstance(result, Refusal):
+            raise result
+        return bytes(result)
+
+    return behave
+
+
+def _session(gate: Gate) -> Callable[[AsyncIterator[bytes], Context], AsyncIterator[bytes]]:
+    async def behave(requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
+        loop, thread = asyncio.get_running_loop(), threading.get_ident()
+        answers: asyncio.Queue[bytes | None] = asyncio.Queue()
+
+        def send(answer: bytes) -> None:
+            if threading.get_ident() == thread:
+                answers.put_nowait(answer)
+            else:
+                loop.call_soon_threadsafe(answers.put_nowait, answer)
+
+        session = Session(gate.ready_calls(), send, context.peer())
+
+        async def receive() -> None:
+            try:
+                async for request in requests:
+                    session.receive(request)
+            finally:
+                answers.put_nowait(None)
+
+        receiving = asyncio.ensure_future(receive())
+        try:
+            while (answer := await answers.get()) is not None:
+                yield answer
+        finally:
+            session.close()
+            receiving.cancel()
+
+    return behave
+
+
+def admin_handlers(gate: Gate) -> grpc.GenericRpcHandler:
+    """Handlers of MetadataStoreAdmin."""
+    methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+        "ListHandoffs": _admin(
+            admin_pb2.ListHandoffsRequest, lambda request: gate.ready_admin().list_handoffs(request)
+        ),
+        "GetHandoff": _admin(admin_pb2.GetHandoffRequest, lambda request: gate.ready_admin().get_handoff(request)),
+    }
+    return grpc.method_handlers_generic_handler(ADMIN, methods)
+
+
+def _admin(message: type[Message], answer: Callable[[Any], Message]) -> grpc.RpcMethodHandler[Any, Any]:
+    async def behave(request: Any, context: Context) -> Message:
+        del context
+        return answer(request)
+
+    return grpc.unary_unary_rpc_method_handler(
+        behave,
+        request_deserializer=message.FromString,
+        response_serializer=lambda response: response.SerializeToString(),
+    )

@@ -1,0 +1,139 @@
+"""Many single calls over one stream, whatever transport carries it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, Final
+
+from google.protobuf.message import DecodeError
+from pd_handoff.v1 import metadata_store_pb2 as pb
+
+from pd_handoff_server import refusal
+from pd_handoff_server.refusal import Refusal
+from pd_handoff_server.store.interface import Parked
+
+from . import wire
+from .calls import Call, Calls
+from .errors import INTERNAL, to_status
+
+MAX_IN_FLIGHT: Final = 1024
+
+_METHODS: Final = {2: "Reserve", 3: "Put", 4: "Get", 5: "Release", 6: "Abort", 7: "Capabilities"}
+_FIELDS: Final = {"reserve": 2, "put": 3, "get": 4, "release": 5, "abort": 6, "capabilities": 7}
+_ERROR: Final = 8
+
+
+class Session:
+    """The server's side of one stream. `send` takes serialized SessionResponses, from any thread."""
+
+    def __init__(self, calls: Calls, send: Callable[[bytes], None], peer: str = "") -> None:
+        self._handlers = {number: calls.handlers[name] for number, name in _METHODS.items()}
+        self._send = send
+        self._peer = peer
+        self._lock = threading.Lock()
+        self._parked: dict[int, Parked] = {}
+        self._closed = False
+
+    def receive(self, data: bytes) -> None:
+        """Carry out one SessionRequest; its answer is sent now or later."""
+        call_id, number, payload = split(data)
+        if call_id in self._parked:
+            what = [("call_id", f"{call_id} is still unanswered; use another")]
+            self._refuse(call_id, refusal.invalid("INVALID_REQUEST", what))
+            return
+        if len(self._parked) >= MAX_IN_FLIGHT:
+            self._refuse(call_id, refusal.too_many_waiters(MAX_IN_FLIGHT))
+            return
+        handler = self._handlers.get(number)
+        if handler is None:
+            self._refuse(call_id, refusal.invalid("INVALID_REQUEST", [("call", "is required")]))
+            return
+        answered: list[Any] = []
+
+        def done(result: Any) -> None:
+            with self._lock:
+                if self._parked.pop(call_id, None) is None:
+                    answered.append(result)  # it came before `receive` noted the call as parked
+                    return
+            self._answer(call_id, number, result)
+
+        try:
+            answer = handler(payload, Call(peer=self._peer), done)
+        except Refusal as refused:
+            self._refuse(call_id, refused)
+            return
+        if isinstance(answer, bytes):
+            self._answer(call_id, number, answer)
+            return
+        self._park(call_id, number, answer, answered)
+
+    def _park(self, call_id: int, number: int, parked: Parked, answered: list[Any]) -> None:
+        with self._lock:
+            if not answered and not self._closed:
+                self._parked[call_id] = parked
+                return
+        if answered:
+            self._answer(call_id, number, answered[0])
+        else:
+            parked.cancel()
+
+    def _answer(self, call_id: int, number: int, result: Any) -> None:
+        if isinstance(result, Refusal):
+            self._refuse(call_id, result)
+        else:
+            self._send(b"\x08" + wire.varint(call_id) + wire.framed(number, result))
+
+    def _refuse(self, call_id: int, refused: Refusal) -> None:
+        status = to_status(refused).SerializeToString()
+        self._send(b"\x08" + wire.varint(call_id) + wire.framed(_ERROR, status))
+
+    def fail(self, data: bytes) -> None:
+        """Answer a request whose handling failed unexpectedly."""
+        self._refuse(split(data)[0], INTERNAL)
+
+    def close(self) -> None:
+        """The stream has ended: drop what still waits."""
+        with self._lock:
+            self._closed = True
+            parked, self._parked = dict(self._parked), {}
+        for waiting in parked.values():
+            waiting.cancel()
+
+
+def split(data: bytes) -> tuple[int, int, bytes]:
+    """(call id, field number of the call, its serialized request) of a SessionRequest; number 0 when it has none.
+
+    The usual order - call id, then one call - is cut by hand, so that the request is parsed once, by its handler.
+    """
+    try:
+        at = call_id = 0
+        if data[0] == 0x08:
+            call_id, at = _varint(data, 1)
+        tag = data[at]
+        size, start = _varint(data, at + 1)
+        if tag & 7 == 2 and start + size == len(data) and tag >> 3 in _METHODS:
+            return call_id, tag >> 3, data[start:]
+    except IndexError:
+        pass
+    try:
+        request = pb.SessionRequest.FromString(data)
+    except DecodeError:
+        return 0, 0, b""
+    name = request.WhichOneof("call")
+    if name is None:
+        return request.call_id, 0, b""
+    return request.call_id, _FIELDS[name], getattr(request, name).SerializeToString()
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value & 0xFFFFFFFFFFFFFFFF, at
+        shift += 7
+        if shift > 63:
+            raise IndexError

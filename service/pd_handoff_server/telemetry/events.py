@@ -1,0 +1,94 @@
+"""Events of the life of hand-offs, by structlog."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Any
+
+import structlog
+
+from pd_handoff_server.lifecycle.model import Handoff, Key, Observer, Outcome, Tombstone
+from pd_handoff_server.refusal import Refusal
+
+_QUIET = frozenset({"HANDOFF_NOT_FOUND", "RECORD_NOT_READY", "ARENA_FULL", "TOO_MANY_WAITERS", "DRAINING"})
+
+
+def configure(log_format: str, log_level: str) -> None:
+    """Write events to standard error, as JSON or for people."""
+    console = log_format == "console" or (log_format == "auto" and sys.stderr.isatty())
+    renderer: Any = structlog.dev.ConsoleRenderer() if console else structlog.processors.JSONRenderer()
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, log_level.upper())),
+        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+
+
+def key_text(key: Key) -> str:
+    """namespace/room/sample."""
+    return f"{key[0]}/{key[1]}/{key[2]}"
+
+
+class EventLog(Observer):
+    """Hand-offs that end otherwise than by being read are told at info, the ordinary course at debug."""
+
+    def __init__(self, logger: Any, *, debug: bool) -> None:
+        self._log = logger
+        self._debug = debug
+
+    def reserved(self, handoff: Handoff) -> None:
+        """See `Observer`."""
+        if self._debug:
+            self._log.debug("reserved", **_facts(handoff))
+
+    def published(self, handoff: Handoff) -> None:
+        """See `Observer`."""
+        if self._debug:
+            self._log.debug("published", **_facts(handoff))
+
+    def consumed(self, handoff: Handoff, reader: bytes, *, again: bool) -> None:
+        """See `Observer`."""
+        if self._debug:
+            self._log.debug("consumed", again=again, **_facts(handoff))
+
+    def ended(self, handoff: Handoff, tombstone: Tombstone | None) -> None:
+        """See `Observer`."""
+        if tombstone is None:
+            self._log.info("superseded", **_facts(handoff))
+        elif tombstone.outcome is not Outcome.COMPLETED:
+            reason = tombstone.failure.reason if tombstone.failure else tombstone.outcome.value
+            self._log.info("ended", reason=reason, outcome=tombstone.outcome.value, **_facts(handoff))
+        elif self._debug:
+            self._log.debug("freed", **_facts(handoff))
+
+    def producer_epoch(self, namespace: str, instance_id: str, epoch: int) -> None:
+        """See `Observer`."""
+        self._log.info("producer", namespace=namespace, instance_id=instance_id, epoch=epoch)
+
+    def refused(self, method: str, peer: str, refused: Refusal, error: BaseException | None) -> None:
+        """A call was refused, or failed without our having foreseen it."""
+        if error is not None:
+            self._log.error("failed", method=method, peer=peer, exc_info=error)
+        elif refused.reason in _QUIET:
+            if self._debug:
+                self._log.debug("refused", method=method, peer=peer, reason=refused.reason)
+        else:
+            self._log.info("refused", method=method, peer=peer, reason=refused.reason)
+
+
+def _facts(handoff: Handoff) -> dict[str, Any]:
+    return {
+        "key": key_text(handoff.key),
+        "attempt": handoff.attempt,
+        "owner": handoff.owner,
+        "state": handoff.state.value,
+        "slot": handoff.slot,
+    }
