@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from pd_handoff_server import refusal
 from pd_handoff_server.refusal import Refusal
 
+from .admission import Plan, judge, outcome_refusal
 from .clock import Clock
 from .deadlines import Deadlines
 from .model import Failure, Handoff, Key, Observer, Outcome, Policy, Rows, Spec, State, Tombstone
@@ -18,16 +18,6 @@ from .tokens import TokenMint
 from .tombstones import Tombstones
 
 _SECOND = 1_000_000_000
-
-
-@dataclass(slots=True)
-class Plan:
-    """A Reserve that nothing forbids: `kept` answers it without a slot, `replaces` gives its slot up for it."""
-
-    spec: Spec
-    kept: Handoff | None = None
-    replaces: Handoff | None = None
-    replaced_outcome: Outcome | None = None
 
 
 class Lifecycle:
@@ -73,41 +63,7 @@ class Lifecycle:
             known = self._producers.epoch((spec.key[0], producer[0]))
             if known is not None and producer[1] < known:
                 raise refusal.producer_restarted()
-        plan = Plan(spec)
-        live = self._live.get(spec.key)
-        if live is not None:
-            self._admit_beside(plan, live)
-        ended = self._tombstones.newest(spec.key)
-        if ended is not None and (live is None or ended.attempt > live.attempt):
-            self._admit_after(spec, ended)
-        return plan
-
-    def _admit_beside(self, plan: Plan, live: Handoff) -> None:
-        spec = plan.spec
-        if spec.attempt < live.attempt:
-            raise refusal.stale(live.state.value)
-        if spec.attempt > live.attempt:
-            plan.replaces = live
-        elif live.state is State.RESERVED and _restarted(spec, live.key, live.producer):
-            plan.replaces, plan.replaced_outcome = live, Outcome.RESTARTED
-        elif live.owner == spec.owner:
-            plan.kept = live
-        elif live.state is State.CONSUMED:
-            plan.replaces, plan.replaced_outcome = live, Outcome.COMPLETED
-        else:
-            age = self._clock.monotonic() - live.reserved_mono
-            raise refusal.handoff_exists(live.state.value, max(age, 0) // 1_000_000)
-
-    def _admit_after(self, spec: Spec, ended: Tombstone) -> None:
-        if spec.attempt < ended.attempt:
-            raise refusal.stale(ended.outcome.state)
-        if spec.attempt > ended.attempt:
-            return
-        if ended.outcome is Outcome.COMPLETED and ended.owner != spec.owner:
-            return  # rooms are used again and again
-        if ended.outcome is Outcome.RESTARTED and _restarted(spec, ended.key, ended.producer):
-            return
-        raise outcome_refusal(ended, reading=False)
+        return judge(spec, self._live.get(spec.key), self._tombstones.newest(spec.key), self._clock.monotonic())
 
     def commit(self, plan: Plan, *, barge: bool = True) -> Handoff:
         """Carry out what `admit` allowed a moment ago: renew, or take a slot.
@@ -496,24 +452,3 @@ class Lifecycle:
             self._tombstones.add(tombstone)
         for (namespace, instance_id), epoch in producers:
             self._producers.accept((namespace, instance_id), epoch)
-
-
-def _restarted(spec: Spec, key: Key, producer: tuple[str, int] | None) -> bool:
-    """Whether this Reserve comes from a later start of the process that `producer` names."""
-    if spec.producer is None or producer is None or spec.key[0] != key[0]:
-        return False
-    return spec.producer[0] == producer[0] and spec.producer[1] > producer[1]
-
-
-def outcome_refusal(ended: Tombstone, *, reading: bool) -> Refusal:
-    """What a latecomer is told of an ended attempt."""
-    if ended.outcome is Outcome.COMPLETED:
-        return refusal.already_consumed()
-    if ended.outcome is Outcome.RESTARTED:
-        return refusal.producer_restarted()
-    if ended.outcome is Outcome.EXPIRED:
-        if reading or ended.digest is not None:
-            return refusal.expired()
-        return refusal.reservation_expired()
-    failure = ended.failure or Failure(500, "ABORTED", "")
-    return refusal.aborted(failure.http_status, failure.reason, failure.message or f"aborted: {failure.reason}")

@@ -14,8 +14,8 @@ from pd_handoff_server import refusal
 from pd_handoff_server.arena.arena import Arena, DamagedRowError
 from pd_handoff_server.arena.draft import Draft, check_widths, measure
 from pd_handoff_server.lifecycle import Failure, Handoff, Key, Lifecycle, Outcome, Spec, State, Tombstone, reader_mark
+from pd_handoff_server.lifecycle.admission import outcome_refusal
 from pd_handoff_server.lifecycle.clock import Clock
-from pd_handoff_server.lifecycle.machine import outcome_refusal
 from pd_handoff_server.refusal import Refusal
 
 from .interface import LIVE_STATES, Done, Facts, Parked, Reading, Sight, state_word

@@ -137,8 +137,9 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
         {"code": "FAILED_PRECONDITION", "reason": "SCHEMA_MISMATCH", "metadata": {"expected": "1f00", "actual": "77ab"}}
     """
     ERROR_REASON_DRAINING: _ErrorReason.ValueType  # 19
-    """The store is shutting down and takes nothing new; parked calls are woken with this. Raised by every call but
-    Capabilities. Retry after the delay in the attached RetryInfo, against this store or another.
+    """The store is starting or stopping and takes nothing new. A stopping store wakes parked calls with this and refuses
+    Reserve, one-shot Put and whatever would have to wait, while it still answers what it can answer at once; a starting one
+    refuses every call. Retry after the delay in the attached RetryInfo, against this store or another.
 
         {"code": "UNAVAILABLE", "reason": "DRAINING", "metadata": {}}
     """
@@ -272,8 +273,9 @@ ERROR_REASON_SCHEMA_MISMATCH: ErrorReason.ValueType  # 18
     {"code": "FAILED_PRECONDITION", "reason": "SCHEMA_MISMATCH", "metadata": {"expected": "1f00", "actual": "77ab"}}
 """
 ERROR_REASON_DRAINING: ErrorReason.ValueType  # 19
-"""The store is shutting down and takes nothing new; parked calls are woken with this. Raised by every call but
-Capabilities. Retry after the delay in the attached RetryInfo, against this store or another.
+"""The store is starting or stopping and takes nothing new. A stopping store wakes parked calls with this and refuses
+Reserve, one-shot Put and whatever would have to wait, while it still answers what it can answer at once; a starting one
+refuses every call. Retry after the delay in the attached RetryInfo, against this store or another.
 
     {"code": "UNAVAILABLE", "reason": "DRAINING", "metadata": {}}
 """

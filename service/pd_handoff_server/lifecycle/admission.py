@@ -1,0 +1,85 @@
+"""Who may reserve: what a Reserve meets, and what a latecomer is told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pd_handoff_server import refusal
+from pd_handoff_server.refusal import Refusal
+
+from .model import Failure, Handoff, Key, Outcome, Spec, State, Tombstone
+
+
+@dataclass(slots=True)
+class Plan:
+    """A Reserve that nothing forbids: `kept` answers it without a slot, `replaces` gives its slot up for it.
+
+    A replaced hand-off ends with `replaced_outcome`; without one it was superseded.
+    """
+
+    spec: Spec
+    kept: Handoff | None = None
+    replaces: Handoff | None = None
+    replaced_outcome: Outcome | None = None
+
+
+def judge(spec: Spec, live: Handoff | None, ended: Tombstone | None, now: int) -> Plan:
+    """Judge a Reserve by the live hand-off and the newest ended attempt of its key; changes nothing.
+
+    Raises Refusal: HANDOFF_EXISTS, STALE_RESERVATION, or the outcome of the ended attempt.
+    """
+    plan = Plan(spec)
+    if live is not None:
+        _beside(plan, live, now)
+    if ended is not None and (live is None or ended.attempt > live.attempt):
+        _after(spec, ended)
+    return plan
+
+
+def _beside(plan: Plan, live: Handoff, now: int) -> None:
+    spec = plan.spec
+    if spec.attempt < live.attempt:
+        raise refusal.stale(live.state.value)
+    if spec.attempt > live.attempt:
+        plan.replaces = live
+    elif live.state is State.RESERVED and _restarted(spec, live.key, live.producer):
+        plan.replaces, plan.replaced_outcome = live, Outcome.RESTARTED
+    elif live.owner == spec.owner:
+        plan.kept = live
+    elif live.state is State.CONSUMED:
+        plan.replaces, plan.replaced_outcome = live, Outcome.COMPLETED
+    else:
+        raise refusal.handoff_exists(live.state.value, max(now - live.reserved_mono, 0) // 1_000_000)
+
+
+def _after(spec: Spec, ended: Tombstone) -> None:
+    if spec.attempt < ended.attempt:
+        raise refusal.stale(ended.outcome.state)
+    if spec.attempt > ended.attempt:
+        return
+    if ended.outcome is Outcome.COMPLETED and ended.owner != spec.owner:
+        return  # rooms are used again and again
+    if ended.outcome is Outcome.RESTARTED and _restarted(spec, ended.key, ended.producer):
+        return
+    raise outcome_refusal(ended, reading=False)
+
+
+def _restarted(spec: Spec, key: Key, producer: tuple[str, int] | None) -> bool:
+    """Whether this Reserve comes from a later start of the process that `producer` names."""
+    if spec.producer is None or producer is None or spec.key[0] != key[0]:
+        return False
+    return spec.producer[0] == producer[0] and spec.producer[1] > producer[1]
+
+
+def outcome_refusal(ended: Tombstone, *, reading: bool) -> Refusal:
+    """What a latecomer is told of an ended attempt."""
+    if ended.outcome is Outcome.COMPLETED:
+        return refusal.already_consumed()
+    if ended.outcome is Outcome.RESTARTED:
+        return refusal.producer_restarted()
+    if ended.outcome is Outcome.EXPIRED:
+        if reading or ended.digest is not None:
+            return refusal.expired()
+        return refusal.reservation_expired()
+    failure = ended.failure or Failure(500, "ABORTED", "")
+    return refusal.aborted(failure.http_status, failure.reason, failure.message or f"aborted: {failure.reason}")
