@@ -1,0 +1,89 @@
+"""What both faces of a client are made of: settings, their defaults, and a transport."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from pd_handoff import _channel
+from pd_handoff._calls import Calls
+from pd_handoff._requests import new_name
+from pd_handoff.retries import Retries
+from pd_handoff.v1 import metadata_store_pb2 as pb
+
+if TYPE_CHECKING:
+    import grpc
+
+TransportT = TypeVar("TransportT")
+
+# One a process, so that all clients of one instance agree on it; milliseconds, so that a quick restart is a later one.
+_PROCESS_EPOCH = time.time_ns() // 1_000_000
+
+
+class BaseClient(Generic[TransportT]):
+    """A client of one store.
+
+    Args:
+        target: `host:port`, or `unix:PATH`, of the store.
+        namespace: for keys that name none.
+        instance_id: of a producer: names this process across its restarts, and a restart then ends at once what the
+            former one had reserved. One a process: two processes of one name would end each other's.
+        epoch: of a producer: grows at each start of the instance; None takes the time at which this process loaded the
+            client.
+        reader_id: of a reader: names it among the expected ones; made up when None, so that each client is a reader of
+            its own.
+        timeout: seconds a call may take, on top of its max_wait.
+        retries: how calls outlive a store that is away for a moment; None is `Retries()`.
+        credentials: of the channel (`pd_handoff.tls_credentials`); None is plaintext.
+        token: bearer token, or what returns it, asked at each call.
+        metadata: returns what else goes with each call, such as a traceparent; asked at each call.
+        options: gRPC channel options over the client's own.
+        transport: another way to carry calls; then target, credentials, token, metadata and options are not used.
+
+    Raises ValueError for a bad setting.
+    """
+
+    def __init__(
+        self,
+        target: str = _channel.DEFAULT_TARGET,
+        *,
+        namespace: str = "",
+        instance_id: str | None = None,
+        epoch: int | None = None,
+        reader_id: str | None = None,
+        timeout: float = 5.0,
+        retries: Retries | None = None,
+        credentials: grpc.ChannelCredentials | None = None,
+        token: str | Callable[[], str] | None = None,
+        metadata: Callable[[], _channel.Metadata] | None = None,
+        options: Iterable[_channel.Option] = (),
+        transport: TransportT | None = None,
+    ) -> None:
+        if not (timeout > 0 and math.isfinite(timeout)):
+            raise ValueError(f"timeout must be a positive number of seconds, is {timeout}")
+        if epoch is not None and instance_id is None:
+            raise ValueError("epoch needs an instance_id")
+        producer = None
+        if instance_id is not None:
+            producer = pb.Producer(instance_id=instance_id, epoch=_PROCESS_EPOCH if epoch is None else epoch)
+        self._calls = Calls(
+            namespace=namespace,
+            timeout=timeout,
+            retries=retries or Retries(),
+            producer=producer,
+            reader_id=new_name("reader") if reader_id is None else reader_id,
+        )
+        if transport is None:
+            transport = self._connect(target, credentials, _channel.CallMetadata(token, metadata), options)
+        self._transport = transport
+
+    def _connect(
+        self,
+        target: str,
+        credentials: grpc.ChannelCredentials | None,
+        metadata: Callable[[], _channel.Metadata | None],
+        options: Iterable[_channel.Option],
+    ) -> TransportT:
+        raise NotImplementedError

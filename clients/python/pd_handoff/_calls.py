@@ -1,0 +1,232 @@
+"""Every call of the contract as steps (see `_steps`)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import timezone
+from typing import Any
+
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
+
+from pd_handoff import _requests
+from pd_handoff._steps import Pause, Send, Steps
+from pd_handoff.admin import HandoffInfo, HandoffState
+from pd_handoff.capabilities import Capabilities
+from pd_handoff.errors import HandoffError, from_status
+from pd_handoff.handoff import Handoff
+from pd_handoff.model import Failure, GetItem, Key, Published, Reservation, ReserveItem, Widths
+from pd_handoff.record import Record
+from pd_handoff.retries import Outage, Retries
+from pd_handoff.v1 import admin_pb2, record_pb2
+from pd_handoff.v1 import metadata_store_pb2 as pb
+
+AnyRecord = Record | record_pb2.HandoffRecord
+_LARGEST_PAGE = 1000
+
+
+@dataclass(frozen=True)
+class Calls:
+    """What a client is set to, and what it can ask."""
+
+    namespace: str = ""
+    timeout: float = 5.0
+    retries: Retries = field(default_factory=Retries)
+    producer: pb.Producer | None = None
+    reader_id: str = ""
+    clock: Callable[[], float] = time.monotonic
+
+    def but(self, **changes: Any) -> Calls:
+        """The same with other settings."""
+        return replace(self, **changes)
+
+    def key(self, key: Key | int) -> record_pb2.HandoffKey:
+        """The message of a key."""
+        return _requests.key_message(key, self.namespace)
+
+    def ask(self, method: str, request: Message, waits: Sequence[Duration] = ()) -> Steps[Any]:
+        """One call, repeated as `retries` allow. `waits` are the max_waits inside `request`, which an outage eats
+        into."""
+        wait = max((duration.seconds + duration.nanos / 1e9 for duration in waits), default=0.0)
+        outage: Outage | None = None
+        while True:  # ends with the outage's budget
+            began = self.clock()
+            try:
+                return (yield Send(method, request, self.timeout + max(wait, 0.0)))
+            except HandoffError as error:
+                outage = outage or Outage(self.retries)
+                pause = outage.pause(error, began, self.clock())
+                if pause is None:
+                    raise
+            yield Pause(pause)
+            if waits:
+                elapsed = self.clock() - began
+                wait -= elapsed
+                _requests.shorten_waits(waits, elapsed)
+
+    def capabilities(self, required: Widths | None, expected_schema_fingerprint: str | None) -> Steps[Capabilities]:
+        """Capabilities."""
+        request = pb.CapabilitiesRequest(
+            required=None if required is None else required.to_proto(),
+            expected_schema_fingerprint=expected_schema_fingerprint,
+        )
+        return Capabilities.from_proto((yield from self.ask("Capabilities", request)))
+
+    def reserve(self, key: Key | int, **options: Any) -> Steps[Reservation]:
+        """Reserve."""
+        request = _requests.reserve_request(self.key(key), producer=self.producer, **options)
+        response = yield from self.ask("Reserve", request, _wait(request))
+        return _requests.reservation_of(request, response)
+
+    def renew(self, reservation: Reservation) -> Steps[Reservation]:
+        """Reserve by the same owner."""
+        return self.reserve(
+            reservation.key,
+            owner=reservation.owner,
+            widths=reservation.widths,
+            lease=reservation.lease,
+            expected_readers=reservation.expected_readers,
+            attempt=reservation.attempt,
+            max_wait=None,
+        )
+
+    def put(self, reservation: Reservation, record: AnyRecord) -> Steps[Published]:
+        """Put by token."""
+        request = _requests.put_request(self.key(reservation.key), record, reservation.token)
+        return _published((yield from self.ask("Put", request)))
+
+    def put_once(self, key: Key | int, record: AnyRecord, **options: Any) -> Steps[Published]:
+        """Reserve and Put in one call."""
+        request = _requests.put_request(self.key(key), record)
+        request.reserve.CopyFrom(_requests.reserve_request(None, producer=self.producer, **options))
+        return _published((yield from self.ask("Put", request, _wait(request.reserve))))
+
+    def release(self, key: Key | int, *, token: bytes = b"", reader_id: str = "") -> Steps[None]:
+        """Release by token or reader."""
+        yield from self.ask("Release", _requests.release_request(self.key(key), token=token, reader_id=reader_id))
+
+    def abort(self, what: Key | int | Reservation, failure: Failure, attempt: int | None) -> Steps[bool]:
+        """Abort by token, attempt, or neither."""
+        if isinstance(what, Reservation):
+            request = _requests.abort_request(self.key(what.key), failure, token=what.token, attempt=attempt)
+        else:
+            request = _requests.abort_request(self.key(what), failure, attempt=attempt)
+        return bool((yield from self.ask("Abort", request)).ended)
+
+    def get(self, key: Key | int, *, reader_id: str | None, **options: Any) -> Steps[Handoff]:
+        """Get."""
+        reader = self.reader_id if reader_id is None else reader_id
+        request = _requests.get_request(self.key(key), reader_id=reader, **options)
+        return Handoff((yield from self.ask("Get", request, _wait(request))))
+
+    def reserve_many(
+        self, items: Iterable[Key | int | ReserveItem], *, widths: Widths | None, attempt: int, **options: Any
+    ) -> Steps[list[Reservation]]:
+        """BatchReserve."""
+        request = pb.BatchReserveRequest()
+        for given in items:
+            item = given if isinstance(given, ReserveItem) else ReserveItem(given)
+            request.requests.append(
+                _requests.reserve_request(
+                    self.key(item.key),
+                    owner=item.owner,
+                    widths=widths if item.widths is None else item.widths,
+                    attempt=attempt if item.attempt is None else item.attempt,
+                    producer=self.producer,
+                    **options,
+                )
+            )
+        if not request.requests:
+            return []
+        waits = [wait for one in request.requests for wait in _wait(one)]
+        response = yield from self.ask("BatchReserve", request, waits)
+        return [_requests.reservation_of(*pair) for pair in zip(request.requests, response.responses, strict=True)]
+
+    def put_many(self, items: Iterable[tuple[Reservation, AnyRecord]]) -> Steps[list[Published | HandoffError]]:
+        """BatchPut."""
+        requests = [_requests.put_request(self.key(held.key), record, held.token) for held, record in items]
+        answers = yield from self._each("BatchPut", pb.BatchPutRequest, requests)
+        return [answer if isinstance(answer, HandoffError) else _published(answer) for answer in answers]
+
+    def get_many(
+        self, items: Iterable[Key | int | GetItem], *, attempt: int, reader_id: str | None, **options: Any
+    ) -> Steps[list[Handoff | HandoffError]]:
+        """BatchGet."""
+        reader = self.reader_id if reader_id is None else reader_id
+        requests = []
+        for given in items:
+            item = given if isinstance(given, GetItem) else GetItem(given)
+            requests.append(
+                _requests.get_request(
+                    self.key(item.key),
+                    attempt=attempt if item.attempt is None else item.attempt,
+                    reader_id=reader if item.reader_id is None else item.reader_id,
+                    **options,
+                )
+            )
+        answers = yield from self._each("BatchGet", pb.BatchGetRequest, requests)
+        return [answer if isinstance(answer, HandoffError) else Handoff(answer) for answer in answers]
+
+    def _each(self, method: str, batch: Callable[..., Any], requests: list[Any]) -> Steps[list[Any]]:
+        """A batch whose items succeed or fail alone; items that a retry can help (a drain woke them) are asked
+        again."""
+        answers: list[Any] = [None] * len(requests)
+        pending = list(range(len(requests)))
+        outage = Outage(self.retries)
+        while pending:  # ends with the outage's budget
+            began = self.clock()
+            message = batch(requests=[requests[index] for index in pending])
+            waits = [wait for one in message.requests for wait in _wait(one)]
+            response = yield from self.ask(method, message, waits)
+            again, last = [], None
+            for index, result in zip(pending, response.results, strict=True):
+                failed = result.WhichOneof("result") != "response"
+                answers[index] = from_status(result.error) if failed else result.response
+                if failed and outage.wants(answers[index]):
+                    again.append(index)
+                    last = answers[index]
+            pause = None if last is None else outage.pause(last, began, self.clock())
+            if pause is None:
+                break
+            yield Pause(pause)
+            pending, elapsed = again, self.clock() - began
+            for index in pending:
+                _requests.shorten_waits(_wait(requests[index]), elapsed)
+        return answers
+
+    def list_handoffs(
+        self, namespace: str | None, states: Iterable[HandoffState], limit: int
+    ) -> Steps[list[HandoffInfo]]:
+        """ListHandoffs, page by page."""
+        request = admin_pb2.ListHandoffsRequest(
+            namespace=namespace, states=[admin_pb2.HandoffState.ValueType(state) for state in states]
+        )
+        found: list[HandoffInfo] = []
+        while len(found) < limit:
+            request.page_size = min(limit - len(found), _LARGEST_PAGE)
+            response = yield from self.ask("ListHandoffs", request)
+            found += [HandoffInfo.from_proto(handoff) for handoff in response.handoffs]
+            if not response.next_page_token or not response.handoffs:
+                break
+            request.page_token = response.next_page_token
+        return found
+
+    def get_handoff(self, key: Key | int, include_record: bool) -> Steps[HandoffInfo]:
+        """GetHandoff."""
+        request = admin_pb2.GetHandoffRequest(key=self.key(key), include_record=include_record)
+        response = yield from self.ask("GetHandoff", request)
+        record = Record.from_proto(response.record) if response.HasField("record") else None
+        return HandoffInfo.from_proto(response.handoff, record)
+
+
+def _wait(request: Any) -> tuple[Duration, ...]:
+    name = request.DESCRIPTOR.name
+    if name == "PutRequest":
+        return _wait(request.reserve) if request.HasField("reserve") else ()
+    return (request.max_wait,) if request.HasField("max_wait") else ()
+
+
+def _published(response: pb.PutResponse) -> Published:
+    return Published(response.published_at.ToDatetime(timezone.utc), response.store_epoch)

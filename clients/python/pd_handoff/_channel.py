@@ -1,0 +1,91 @@
+"""How a store is reached: addresses, channel settings, credentials. Shared by both faces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeAlias
+
+import grpc
+
+Metadata: TypeAlias = Sequence[tuple[str, str]]
+Option: TypeAlias = tuple[str, Any]
+
+DEFAULT_TARGET = "127.0.0.1:50071"
+
+_OPTIONS: dict[str, Any] = {
+    # The store's limit is what counts; ours would only turn its clear refusal into gRPC's.
+    "grpc.max_send_message_length": -1,
+    "grpc.max_receive_message_length": -1,
+    # A dead peer ends a waiting Get within 15 s instead of at its deadline. Pings only while calls are open.
+    "grpc.keepalive_time_ms": 10_000,
+    "grpc.keepalive_timeout_ms": 5_000,
+    "grpc.keepalive_permit_without_calls": 0,
+    "grpc.http2.max_pings_without_data": 0,
+    # Back soon after a restart of the store; the default grows to two minutes.
+    "grpc.initial_reconnect_backoff_ms": 100,
+    "grpc.min_reconnect_backoff_ms": 5_000,
+    "grpc.max_reconnect_backoff_ms": 1_000,
+    # One retry policy: ours. And no proxy from the environment between a node and its store.
+    "grpc.enable_retries": 0,
+    "grpc.enable_http_proxy": 0,
+}
+
+_STORE_METHODS = (
+    *("Capabilities", "Reserve", "Put", "Get", "Release", "Abort"),
+    *("BatchReserve", "BatchPut", "BatchGet"),
+)
+_ADMIN_METHODS = ("ListHandoffs", "GetHandoff")
+
+
+def target_of(address: str) -> str:
+    """gRPC's form of `host:port`, `unix:PATH`, or an absolute path of a socket. Raises ValueError for URLs of other
+    kinds."""
+    if address.startswith("/"):
+        return f"unix:{address}"
+    if not address or address.startswith(("http:", "https:", "grpc:", "tcp:")):
+        raise ValueError(f"target {address!r}: give host:port or unix:PATH")
+    return address
+
+
+def options_of(extra: Iterable[Option]) -> list[Option]:
+    """The channel's options; what the caller gives wins."""
+    return list({**_OPTIONS, **dict(extra)}.items())
+
+
+def methods_of(channel: Any, store_stub: Any, admin_stub: Any) -> dict[str, Callable[..., Any]]:
+    """The channel's callables by method name, made once."""
+    store, admin = store_stub(channel), admin_stub(channel)
+    return {name: getattr(store, name) for name in _STORE_METHODS} | {
+        name: getattr(admin, name) for name in _ADMIN_METHODS
+    }
+
+
+class CallMetadata:
+    """What goes with each call: the bearer token and whatever the caller adds, such as a traceparent."""
+
+    def __init__(self, token: str | Callable[[], str] | None, extra: Callable[[], Metadata] | None) -> None:
+        self._token = token
+        self._extra = extra
+        fixed = isinstance(token, str) or token is None
+        self._fixed = self._bearer(token) if fixed and extra is None else None
+
+    def __call__(self) -> Metadata | None:
+        """For one call; None is none."""
+        if self._token is None and self._extra is None:
+            return None
+        if self._fixed is not None:
+            return self._fixed
+        token = self._token() if callable(self._token) else self._token
+        return (*self._bearer(token), *(self._extra() if self._extra is not None else ()))
+
+    @staticmethod
+    def _bearer(token: Any) -> Metadata:
+        return () if token is None else (("authorization", f"Bearer {token}"),)
+
+
+def tls_credentials(
+    *, ca: bytes | None = None, certificate: bytes | None = None, key: bytes | None = None
+) -> grpc.ChannelCredentials:
+    """Credentials for a store behind TLS, from PEM bytes: the authority that signed the store's certificate (None:
+    those of the machine), and for mutual TLS this side's own certificate and key."""
+    return grpc.ssl_channel_credentials(root_certificates=ca, private_key=key, certificate_chain=certificate)

@@ -1,0 +1,150 @@
+"""Arguments of the public methods -> requests."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable
+
+from google.protobuf.duration_pb2 import Duration
+
+from pd_handoff._durations import duration, seconds
+from pd_handoff.errors import InvalidRequest, invalid_request
+from pd_handoff.model import Failure, Key, Reservation, Widths
+from pd_handoff.record import Record
+from pd_handoff.v1 import metadata_store_pb2 as pb
+from pd_handoff.v1 import record_pb2
+
+_LEAST_WAIT = 0.001  # what is left of a wait that an outage used up: still a wait, with a wait's answers
+
+
+def new_name(kind: str) -> str:
+    """A string nobody else uses, for an owner or a reader."""
+    return f"{kind}-{uuid.uuid4().hex}"
+
+
+def key_message(key: Key | int, namespace: str) -> record_pb2.HandoffKey:
+    """The message of a key; `namespace` is for keys that name none. Raises InvalidRequest for what no key can hold."""
+    sample = 0
+    if isinstance(key, Key):
+        room, sample = key.room, key.sample
+        namespace = namespace if key.namespace is None else key.namespace
+    else:
+        room = key
+    if isinstance(room, bool) or isinstance(sample, bool):
+        raise invalid_request("key", "room and sample are integers, not bools")
+    try:
+        return record_pb2.HandoffKey(namespace=namespace, room=room, sample=sample)
+    except (TypeError, ValueError) as error:
+        raise _refused("key", error) from None
+
+
+def key_of(message: record_pb2.HandoffKey) -> Key:
+    """The key of a message."""
+    return Key(message.room, message.sample, message.namespace)
+
+
+def reserve_request(
+    key: record_pb2.HandoffKey | None,
+    *,
+    owner: str | None,
+    widths: Widths | None,
+    lease: float | None,
+    expected_readers: int,
+    attempt: int,
+    max_wait: float | None,
+    producer: pb.Producer | None,
+) -> pb.ReserveRequest:
+    """A Reserve; without a key, the part of a one-shot Put. Raises InvalidRequest for what it cannot hold."""
+    try:
+        request = pb.ReserveRequest(
+            key=key,
+            owner=new_name("owner") if owner is None else owner,
+            widths=None if widths is None else widths.to_proto(),
+            expected_readers=expected_readers,
+            attempt=attempt,
+            producer=producer,
+        )
+    except (TypeError, ValueError) as error:
+        raise _refused("reserve", error) from None
+    if lease is not None:
+        request.lease.CopyFrom(duration(lease, "lease"))
+    if max_wait is not None:
+        request.max_wait.CopyFrom(duration(max_wait, "max_wait"))
+    return request
+
+
+def put_request(
+    key: record_pb2.HandoffKey, record: Record | record_pb2.HandoffRecord, token: bytes = b""
+) -> pb.PutRequest:
+    """A Put. Raises InvalidRecord for values that no record can hold."""
+    if isinstance(record, record_pb2.HandoffRecord):
+        return pb.PutRequest(key=key, token=token, record=record)
+    if not isinstance(record, Record):
+        raise TypeError(f"record must be a Record or a HandoffRecord message, is a {type(record).__name__}")
+    request = pb.PutRequest(key=key, token=token)
+    record.write_to(request.record)
+    return request
+
+
+def get_request(
+    key: record_pb2.HandoffKey,
+    *,
+    attempt: int,
+    max_wait: float | None,
+    reader_id: str,
+    consume: bool,
+    expected_store_epoch: str | None,
+) -> pb.GetRequest:
+    """A Get. Raises InvalidRequest for what it cannot hold."""
+    try:
+        request = pb.GetRequest(
+            key=key,
+            attempt=attempt,
+            reader_id=reader_id,
+            consume=consume,
+            expected_store_epoch=expected_store_epoch or "",
+        )
+    except (TypeError, ValueError) as error:
+        raise _refused("get", error) from None
+    if max_wait is not None:
+        request.max_wait.CopyFrom(duration(max_wait, "max_wait"))
+    return request
+
+
+def release_request(key: record_pb2.HandoffKey, *, token: bytes = b"", reader_id: str = "") -> pb.ReleaseRequest:
+    """A Release by one of both."""
+    return pb.ReleaseRequest(key=key, token=token, reader_id=reader_id)
+
+
+def abort_request(
+    key: record_pb2.HandoffKey, failure: Failure, *, token: bytes = b"", attempt: int | None = None
+) -> pb.AbortRequest:
+    """An Abort. Raises InvalidRequest for what it cannot hold."""
+    try:
+        return pb.AbortRequest(key=key, failure=failure.to_proto(), token=token, attempt=attempt)
+    except (TypeError, ValueError) as error:
+        raise _refused("abort", error) from None
+
+
+def reservation_of(request: pb.ReserveRequest, response: pb.ReserveResponse) -> Reservation:
+    """What a Reserve gave."""
+    return Reservation(
+        key=key_of(request.key),
+        token=response.token,
+        owner=request.owner,
+        attempt=request.attempt,
+        lease=seconds(response.lease),
+        store_epoch=response.store_epoch,
+        expected_readers=request.expected_readers,
+        widths=Widths.from_proto(request.widths) if request.HasField("widths") else None,
+    )
+
+
+def shorten_waits(waits: Iterable[Duration], elapsed: float) -> None:
+    """Takes `elapsed` seconds off what a repeated call may still wait."""
+    for wait in waits:
+        wait.CopyFrom(duration(max(seconds(wait) - elapsed, _LEAST_WAIT), "max_wait"))
+
+
+def _refused(what: str, error: Exception) -> InvalidRequest:
+    return error if isinstance(error, InvalidRequest) else invalid_request(what, str(error))

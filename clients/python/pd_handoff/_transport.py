@@ -1,0 +1,137 @@
+"""What carries one call to the store and back: here plain gRPC calls. Another transport (many calls over one stream)
+fits under the same clients by having these methods."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+import grpc
+import grpc.aio
+from google.protobuf.message import Message
+
+from pd_handoff import _channel, errors
+from pd_handoff.v1 import admin_pb2_grpc, metadata_store_pb2_grpc
+
+
+class Transport(Protocol):
+    """For blocking clients; used by many threads at once."""
+
+    def call(self, method: str, request: Message, timeout: float) -> Message:
+        """One call by its method's name; `timeout` in seconds. Raises HandoffError."""
+
+    def close(self) -> None:
+        """Ends what is under way. Idempotent."""
+
+
+class AsyncTransport(Protocol):
+    """For asyncio clients; used by many tasks of one event loop."""
+
+    async def call(self, method: str, request: Message, timeout: float) -> Message:
+        """One call by its method's name; `timeout` in seconds. Raises HandoffError."""
+
+    async def close(self) -> None:
+        """Ends what is under way. Idempotent."""
+
+
+class GrpcTransport:
+    """One unary call each, over one channel."""
+
+    def __init__(
+        self,
+        target: str,
+        credentials: grpc.ChannelCredentials | None,
+        metadata: Callable[[], _channel.Metadata | None],
+        options: Iterable[_channel.Option],
+    ) -> None:
+        self._target = _channel.target_of(target)
+        settings = _channel.options_of(options)
+        if credentials is None:
+            self._channel = grpc.insecure_channel(self._target, settings)
+        else:
+            self._channel = grpc.secure_channel(self._target, credentials, settings)
+        self._methods = _channel.methods_of(
+            self._channel, metadata_store_pb2_grpc.MetadataStoreStub, admin_pb2_grpc.MetadataStoreAdminStub
+        )
+        self._metadata = metadata
+        self._closed = False
+
+    def call(self, method: str, request: Message, timeout: float) -> Message:
+        """See Transport."""
+        try:
+            answer: Message = self._methods[method](request, timeout=timeout, metadata=self._metadata())
+            return answer
+        except grpc.RpcError as error:
+            if self._closed:
+                raise errors.ClientClosed("this client was closed") from None
+            raise errors.from_rpc(error, self._target) from None
+        except ValueError:
+            if self._closed:  # grpc: cannot invoke on a closed channel
+                raise errors.ClientClosed("this client was closed") from None
+            raise
+
+    def close(self) -> None:
+        """See Transport."""
+        self._closed = True
+        self._channel.close()
+
+
+class GrpcAioTransport:
+    """One unary call each, over one channel, which belongs to the event loop of the first call."""
+
+    def __init__(
+        self,
+        target: str,
+        credentials: grpc.ChannelCredentials | None,
+        metadata: Callable[[], _channel.Metadata | None],
+        options: Iterable[_channel.Option],
+    ) -> None:
+        self._target = _channel.target_of(target)
+        self._credentials = credentials
+        self._settings = _channel.options_of(options)
+        self._metadata = metadata
+        self._channel: grpc.aio.Channel | None = None
+        self._methods: dict[str, Callable[..., Any]] = {}
+        self._closed = False
+
+    async def call(self, method: str, request: Message, timeout: float) -> Message:
+        """See AsyncTransport."""
+        if self._closed:
+            raise errors.ClientClosed("this client was closed")
+        if self._channel is None:
+            self._open()
+        try:
+            answer: Message = await self._methods[method](request, timeout=timeout, metadata=self._metadata())
+            return answer
+        except grpc.RpcError as error:
+            if self._closed:
+                raise errors.ClientClosed("this client was closed") from None
+            raise errors.from_rpc(error, self._target) from None
+        except asyncio.CancelledError:
+            # Closing the channel cancels the call, not the task: the task learns why instead of dying of it.
+            if self._closed and not _cancelling():
+                raise errors.ClientClosed("this client was closed") from None
+            raise
+
+    def _open(self) -> None:
+        # Not before the first call: a channel binds to the running loop, a client may be made without one.
+        if self._credentials is None:
+            self._channel = grpc.aio.insecure_channel(self._target, self._settings)
+        else:
+            self._channel = grpc.aio.secure_channel(self._target, self._credentials, self._settings)
+        self._methods = _channel.methods_of(
+            self._channel, metadata_store_pb2_grpc.MetadataStoreStub, admin_pb2_grpc.MetadataStoreAdminStub
+        )
+
+    async def close(self) -> None:
+        """See AsyncTransport."""
+        self._closed = True
+        if self._channel is not None:
+            await self._channel.close()
+
+
+def _cancelling() -> bool:
+    task = asyncio.current_task()
+    # Python 3.10 cannot tell; taking it for a cancellation of the task is the safe side.
+    return task is None or not hasattr(task, "cancelling") or task.cancelling() > 0

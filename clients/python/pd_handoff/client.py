@@ -1,0 +1,305 @@
+"""The blocking clients. Thread-safe: share one a process. `pd_handoff.aio` has the same for asyncio."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import TYPE_CHECKING, TypeVar
+
+from pd_handoff import _channel, _steps
+from pd_handoff._base import BaseClient
+from pd_handoff._calls import AnyRecord
+from pd_handoff._prefill import Prefill
+from pd_handoff._transport import GrpcTransport, Transport
+from pd_handoff.admin import HandoffInfo, HandoffState
+from pd_handoff.capabilities import Capabilities
+from pd_handoff.errors import HandoffError
+from pd_handoff.handoff import Handoff
+from pd_handoff.model import Failure, GetItem, Key, Published, Reservation, ReserveItem, Widths
+
+if TYPE_CHECKING:
+    import grpc
+    from typing_extensions import Self
+
+T = TypeVar("T")
+
+
+class _Client(BaseClient[Transport]):
+    def _connect(
+        self,
+        target: str,
+        credentials: grpc.ChannelCredentials | None,
+        metadata: Callable[[], _channel.Metadata | None],
+        options: Iterable[_channel.Option],
+    ) -> Transport:
+        return GrpcTransport(target, credentials, metadata, options)
+
+    def _run(self, steps: _steps.Steps[T]) -> T:
+        return _steps.run(steps, self._transport.call, time.sleep)
+
+    def capabilities(
+        self, *, required: Widths | None = None, expected_schema_fingerprint: str | None = None
+    ) -> Capabilities:
+        """What the store takes. With `required`, the store itself raises TopLogprobsOverflow or FieldOverflow; with a
+        fingerprint, SchemaMismatch."""
+        return self._run(self._calls.capabilities(required, expected_schema_fingerprint))
+
+    def close(self) -> None:
+        """Closes the connection; calls under way end with ClientClosed."""
+        self._transport.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class _HandoffClient(_Client):
+    def abort(
+        self, what: Key | int | Reservation, failure: Failure | None = None, *, attempt: int | None = None
+    ) -> bool:
+        """Ends a hand-off for everyone, in any state, also before its Reserve. With a key and no attempt: whatever
+        attempt is live. Returns True when this call ended it (False also when a repetition after a lost answer did).
+
+        Raises StaleReservation for a reservation that was never this key's."""
+        return self._run(self._calls.abort(what, failure or Failure(), attempt))
+
+
+class PrefillClient(_HandoffClient):
+    """The producer's side."""
+
+    def reserve(
+        self,
+        key: Key | int,
+        *,
+        owner: str | None = None,
+        widths: Widths | None = None,
+        lease: float | None = None,
+        expected_readers: int = 1,
+        attempt: int = 0,
+        max_wait: float | None = None,
+    ) -> Reservation:
+        """Claims a slot before the prefill. `lease` and `max_wait` (for a free slot) in seconds; `owner` is made up
+        when None.
+
+        Raises TopLogprobsOverflow, FieldOverflow, ArenaFull, TooManyWaiters, HandoffExists, StaleReservation,
+        ProducerRestarted, InvalidRequest, or the outcome of an attempt that has ended."""
+        return self._run(
+            self._calls.reserve(
+                key,
+                owner=owner,
+                widths=widths,
+                lease=lease,
+                expected_readers=expected_readers,
+                attempt=attempt,
+                max_wait=max_wait,
+            )
+        )
+
+    def renew(self, reservation: Reservation) -> Reservation:
+        """Renews the lease. Use the reservation that it returns: a store that came back empty gives a new token. Raises
+        as reserve does."""
+        return self._run(self._calls.renew(reservation))
+
+    def put(self, reservation: Reservation, record: AnyRecord) -> Published:
+        """Publishes the record, whole or not at all; a refused one can be mended and put again.
+
+        Raises TopLogprobsOverflow, FieldOverflow, InvalidRecord, RecordImmutable, StaleReservation, ReservationExpired,
+        HandoffAborted."""
+        return self._run(self._calls.put(reservation, record))
+
+    def put_once(
+        self,
+        key: Key | int,
+        record: AnyRecord,
+        *,
+        owner: str | None = None,
+        widths: Widths | None = None,
+        lease: float | None = None,
+        expected_readers: int = 1,
+        attempt: int = 0,
+        max_wait: float | None = None,
+    ) -> Published:
+        """Reserve and put in one call; refused, it leaves no reservation. Raises as both do."""
+        return self._run(
+            self._calls.put_once(
+                key,
+                record,
+                owner=owner,
+                widths=widths,
+                lease=lease,
+                expected_readers=expected_readers,
+                attempt=attempt,
+                max_wait=max_wait,
+            )
+        )
+
+    def release(self, reservation: Reservation) -> None:
+        """Gives the slot back: what was not published ends (readers see HandoffAborted, RELEASED), a published record
+        stays for its readers. Can be repeated. Raises StaleReservation for a reservation that was never this key's."""
+        self._run(self._calls.release(reservation.key, token=reservation.token))
+
+    def reserve_many(
+        self,
+        items: Iterable[Key | int | ReserveItem],
+        *,
+        widths: Widths | None = None,
+        lease: float | None = None,
+        expected_readers: int = 1,
+        attempt: int = 0,
+        max_wait: float | None = None,
+    ) -> list[Reservation]:
+        """Reserves all or none, in order; up to the store's max_batch. Raises as reserve does, for the first that is
+        refused."""
+        return self._run(
+            self._calls.reserve_many(
+                items,
+                widths=widths,
+                lease=lease,
+                expected_readers=expected_readers,
+                attempt=attempt,
+                max_wait=max_wait,
+            )
+        )
+
+    def put_many(self, items: Iterable[tuple[Reservation, AnyRecord]]) -> list[Published | HandoffError]:
+        """Puts many; each succeeds or fails alone, in order; up to the store's max_batch."""
+        return self._run(self._calls.put_many(items))
+
+    def prefill(
+        self,
+        key: Key | int,
+        *,
+        owner: str | None = None,
+        widths: Widths | None = None,
+        lease: float | None = None,
+        expected_readers: int = 1,
+        attempt: int = 0,
+        max_wait: float | None = None,
+    ) -> PrefillHandoff:
+        """A context manager around the computation: reserves on entry (raising as reserve does), renews in the
+        background, and on leaving without a put, or by an exception, aborts so that readers learn it at once."""
+        return PrefillHandoff(
+            self,
+            key,
+            owner=owner,
+            widths=widths,
+            lease=lease,
+            expected_readers=expected_readers,
+            attempt=attempt,
+            max_wait=max_wait,
+        )
+
+
+class PrefillHandoff(Prefill):
+    """What `PrefillClient.prefill` gives."""
+
+    def __init__(self, client: PrefillClient, key: Key | int, **options: object) -> None:
+        super().__init__(client._calls, key, options)
+        self._client = client
+        self._stop = threading.Event()
+
+    def put(self, record: AnyRecord) -> Published:
+        """Publishes the record; the lease needs no renewal from then on. Raises `lost` when a renewal was refused, else
+        as PrefillClient.put does."""
+        published = self._client._run(self._put(record))
+        self._stop.set()
+        return published
+
+    def abort(self, failure: Failure) -> bool:
+        """Ends the hand-off with a failure of one's own; nothing more is sent on leaving."""
+        ended = self._client._run(self._abort(failure))
+        self._stop.set()
+        return ended
+
+    def __enter__(self) -> Self:
+        self._client._run(self._begin())
+        threading.Thread(target=self._renew, name="pd-handoff-renewal", daemon=True).start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._client._run(self._finish(error))
+
+    def _renew(self) -> None:
+        # The event is the clock: setting it ends a pause at once, and the steps see that the hand-off is over.
+        _steps.run(self._keep(), self._client._transport.call, self._stop.wait)
+
+
+class DecodeClient(_HandoffClient):
+    """The reader's side."""
+
+    def get(
+        self,
+        key: Key | int,
+        *,
+        attempt: int = 0,
+        max_wait: float | None = None,
+        consume: bool = True,
+        reader_id: str | None = None,
+        expected_store_epoch: str | None = None,
+    ) -> Handoff:
+        """The record of the newest attempt from `attempt` on; waits for it up to `max_wait` seconds, across restarts of
+        the store as far as `retries` allow. Can be repeated by the same reader.
+
+        Raises HandoffNotFound, RecordNotReady, HandoffAborted, HandoffExpired, ProducerRestarted, AlreadyConsumed,
+        StoreRestarted, TooManyWaiters, InvalidRequest."""
+        return self._run(
+            self._calls.get(
+                key,
+                attempt=attempt,
+                max_wait=max_wait,
+                consume=consume,
+                reader_id=reader_id,
+                expected_store_epoch=expected_store_epoch,
+            )
+        )
+
+    def get_many(
+        self,
+        items: Iterable[Key | int | GetItem],
+        *,
+        attempt: int = 0,
+        max_wait: float | None = None,
+        consume: bool = True,
+        reader_id: str | None = None,
+        expected_store_epoch: str | None = None,
+    ) -> list[Handoff | HandoffError]:
+        """Gets many; each succeeds or fails alone, in order; returns when all have their answer. Up to the store's
+        max_batch."""
+        return self._run(
+            self._calls.get_many(
+                items,
+                attempt=attempt,
+                max_wait=max_wait,
+                consume=consume,
+                reader_id=reader_id,
+                expected_store_epoch=expected_store_epoch,
+            )
+        )
+
+    def release(self, key: Key | int, *, reader_id: str | None = None) -> None:
+        """Says that this reader needs no more of the hand-off; counts as its consumption. Can be repeated."""
+        self._run(self._calls.release(key, reader_id=self._calls.reader_id if reader_id is None else reader_id))
+
+
+class AdminClient(_Client):
+    """A look into the store, which changes nothing."""
+
+    def list_handoffs(
+        self, *, namespace: str | None = None, states: Iterable[HandoffState] = (), limit: int = 1000
+    ) -> list[HandoffInfo]:
+        """Up to `limit` hand-offs, live ones first, oldest first; of one namespace or (None) of all, in these states or
+        (none given) in all live ones."""
+        return self._run(self._calls.list_handoffs(namespace, states, limit))
+
+    def get_handoff(self, key: Key | int, *, include_record: bool = False) -> HandoffInfo:
+        """The newest attempt of one key. Raises HandoffNotFound."""
+        return self._run(self._calls.get_handoff(key, include_record))

@@ -1,0 +1,138 @@
+"""The small values that calls take and give: keys, widths, failures, reservations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from datetime import datetime
+
+from pd_handoff.v1 import metadata_store_pb2 as pb
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """Names one hand-off; prefill and decode must use the same one.
+
+    Attributes:
+        room: the rendezvous number of the request, 0 to 2**64 - 1. 0 is a room like any other.
+        sample: which of n parallel samples of the request, from 0.
+        namespace: which of several models or deployments that share a store; None is the client's own.
+    """
+
+    room: int
+    sample: int = 0
+    namespace: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Widths:
+    """Sizes of a record's variable parts; elements, or bytes where the name says so. 0 means "not declared" in what a
+    caller asks for, and "switched off" in a store's limits."""
+
+    tokens: int = 0
+    top_logprobs: int = 0
+    token_ids_logprobs: int = 0
+    sampling_mask_tokens: int = 0
+    speculative_topk: int = 0
+    dsa_topk_indices: int = 0
+    customized_info_bytes: int = 0
+    hidden_state_bytes: int = 0
+
+    def to_proto(self) -> pb.Widths:
+        """The message. Raises ValueError or TypeError when a width is no unsigned integer of its field's size."""
+        return pb.Widths(**{name: getattr(self, name) for name in WIDTH_NAMES})
+
+    @classmethod
+    def from_proto(cls, message: pb.Widths) -> Widths:
+        """From the message."""
+        return cls(**{name: getattr(message, name) for name in WIDTH_NAMES})
+
+
+WIDTH_NAMES = tuple(field.name for field in fields(Widths))
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a hand-off was aborted, in terms that a gateway can pass on to its user.
+
+    Attributes:
+        http_status: 100 to 599.
+        reason: UPPER_SNAKE, up to 63 bytes, for programs.
+        message: for people; the store cuts it at 1,024 bytes.
+    """
+
+    http_status: int = 500
+    reason: str = "ABORTED"
+    message: str = ""
+
+    def to_proto(self) -> pb.Failure:
+        """The message."""
+        return pb.Failure(http_status=self.http_status, reason=self.reason, message=self.message)
+
+    @classmethod
+    def from_proto(cls, message: pb.Failure) -> Failure:
+        """From the message; what it leaves out is what the store would fill in."""
+        return cls(message.http_status or 500, message.reason or "ABORTED", message.message)
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """A slot held for one Put.
+
+    Attributes:
+        key: which hand-off, its namespace filled in.
+        token: opaque bytes that prove ownership; keep them secret.
+        owner: the idempotency key of the Reserve.
+        attempt: which prefill of the key, 0 for the first.
+        lease: seconds granted, counted from the store's answer.
+        store_epoch: changes when the store comes back empty.
+        expected_readers, widths: as reserved, so that a renewal that meets a store that came back empty reserves the
+            same.
+    """
+
+    key: Key
+    token: bytes
+    owner: str
+    attempt: int
+    lease: float
+    store_epoch: str
+    expected_readers: int = 1
+    widths: Widths | None = None
+
+    def __repr__(self) -> str:
+        """Without the token, which is a credential."""
+        return (
+            f"Reservation(key={self.key!r}, owner={self.owner!r}, attempt={self.attempt}, lease={self.lease}, "
+            f"store_epoch={self.store_epoch!r})"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A Put's confirmation.
+
+    Attributes:
+        published_at: by the store's wall clock, UTC.
+        store_epoch: changes when the store comes back empty.
+    """
+
+    published_at: datetime
+    store_epoch: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReserveItem:
+    """One item of `reserve_many`; what is None comes from the call's own arguments."""
+
+    key: Key | int
+    owner: str | None = None
+    widths: Widths | None = None
+    attempt: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GetItem:
+    """One item of `get_many`; what is None comes from the call's own arguments."""
+
+    key: Key | int
+    attempt: int | None = None
+    reader_id: str | None = None
