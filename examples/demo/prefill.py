@@ -10,7 +10,6 @@ from typing import Any
 from pd_handoff import (
     CachedTokens,
     Failure,
-    HandoffError,
     Key,
     KvChecksum,
     Logprobs,
@@ -42,40 +41,44 @@ def main() -> None:
             serve(Request.from_json(values), model, store, arguments.kv)
 
 
+class PromptTooLongError(ValueError):
+    """Raised while a hand-off is open, it goes to the waiting decode side as it is: status, reason and text."""
+
+    http_status = 400
+    reason = "INPUT_TOO_LONG"
+
+
 def serve(request: Request, model: Model, store: PrefillClient, kv_directory: Path) -> None:
     """One request; tells the orchestrator what became of it."""
-    key, prompt = Key(request.room), tokenize(request.prompt)
+    key, before = Key(request.room), model.prefills
+    # What has to fit is known before anything is computed.
     widths = Widths(tokens=1, top_logprobs=request.top_logprobs, hidden_state_bytes=4 * HIDDEN_SIZE)
-    prefills = model.prefills
     outcome: dict[str, Any]
+    started = time.monotonic_ns()
     try:
         with store.prefill(key, widths=widths, lease=30) as handoff:  # the lease is renewed while this block runs
-            if len(prompt) + NEW_TOKENS > CONTEXT:
-                message = f"the prompt has {len(prompt)} tokens; at most {CONTEXT - NEW_TOKENS} fit"
-                outcome = {"outcome": "aborted", "at": time.monotonic_ns()}
-                handoff.abort(Failure(400, "INPUT_TOO_LONG", message))
-            else:
-                prefilled = model.prefill(prompt, request.top_logprobs)
-                # The cache is in place before the record is published: who gets the record may read it.
-                kv.write(kv_directory / f"{request.room}.safetensors", prefilled.kv)
-                record = record_of(prefilled, request.top_logprobs)
-                handoff.put(record)
-                outcome = {"outcome": "published", "record_bytes": record.to_proto().ByteSize()}
+            prefilled = compute(request, model)
+            # The cache is in place before the record is published: who gets the record may read it.
+            kv.write(kv_directory / f"{request.room}.safetensors", prefilled.kv)
+            record = record_of(prefilled, request.top_logprobs)
+            handoff.put(record)
+            outcome = {"outcome": "published", "record_bytes": record.to_proto().ByteSize()}
     except TopLogprobsOverflow as refused:
-        outcome = {
-            "outcome": "refused",
-            "requested": refused.requested,
-            "limit": refused.limit,
-            "http_status": refused.http_status,
-            "at": time.monotonic_ns(),
-        }
-        tell_decode(store, key, refused)
-    say("served", room=request.room, prefills=model.prefills - prefills, **outcome)
+        # Nothing was reserved, but decode waits for this room already.
+        store.abort(key, Failure(refused.http_status, refused.reason, str(refused)))
+        outcome = {"outcome": "refused", "requested": refused.requested, "limit": refused.limit}
+        outcome["http_status"] = refused.http_status
+    except PromptTooLongError:
+        outcome = {"outcome": "aborted"}
+    say("served", room=request.room, prefills=model.prefills - before, at=started, **outcome)
 
 
-def tell_decode(store: PrefillClient, key: Key, refused: HandoffError) -> None:
-    """Nothing was reserved, but decode waits for this room already."""
-    store.abort(key, failure=Failure(refused.http_status, refused.reason, str(refused)))
+def compute(request: Request, model: Model) -> Prefilled:
+    """The prefill itself. Raises PromptTooLongError."""
+    prompt = tokenize(request.prompt)
+    if len(prompt) + NEW_TOKENS > CONTEXT:
+        raise PromptTooLongError(f"the prompt has {len(prompt)} tokens; at most {CONTEXT - NEW_TOKENS} fit")
+    return model.prefill(prompt, request.top_logprobs)
 
 
 def record_of(prefilled: Prefilled, top_logprobs: int) -> Record:

@@ -94,7 +94,7 @@ def _failure(received: dict[str, Any]) -> tuple[int, str] | None:
 
 
 def _seconds_to_learn(served: dict[str, Any], received: dict[str, Any]) -> float:
-    """From prefill's decision to decode's knowledge; infinite unless decode asked before the one and knew after it."""
+    """From prefill's start on the request to decode's knowledge; infinite unless decode had asked before."""
     if not received.get("asked", float("inf")) < served.get("at", 0) < received.get("learned", 0):
         return float("inf")
     return float(received["learned"] - served["at"]) / 1e9
