@@ -1,0 +1,1 @@
+"""What an inference engine calls. One package an engine; none imports its engine, or torch, before it is used."""

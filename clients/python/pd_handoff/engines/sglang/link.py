@@ -1,0 +1,194 @@
+"""One process's connection to its store: publishing at once, reading and aborting in the background."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Coroutine
+from concurrent.futures import CancelledError, Future
+from typing import Any, TypeVar
+
+from pd_handoff import aio
+from pd_handoff._channel import DEFAULT_TARGET
+from pd_handoff._requests import new_name
+from pd_handoff.client import PrefillClient
+from pd_handoff.errors import HandoffError, RecordNotReady
+from pd_handoff.handoff import Handoff
+from pd_handoff.model import Failure, Key
+from pd_handoff.retries import Retries
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+_LEAST_PAUSE = 0.05  # seconds between two asks for a record that a store refuses to wait for
+
+
+class StoreLink:
+    """How one scheduler process (one rank) of SGLang reaches the store. Prefill publishes with a blocking client,
+    because the next step needs the answer; decode waits for its records on one background thread, however many there
+    are, so that a scheduler's loop never blocks on a record that is not there.
+
+    Args:
+        target: `host:port` or `unix:PATH` of the store.
+        namespace: separates models or deployments that share a store; the same on both sides.
+        publishes: whether this rank publishes. All ranks of a prefill hold the same record: let one of them do it.
+        expected_readers: how many decode ranks read each record.
+        reader_id: names this rank among them; made up when None.
+        lease: seconds that a slot is held for a prefill that has begun.
+        slot_wait: seconds that a publication waits for a free slot, in the scheduler's loop.
+        wait: seconds that decode waits for a record before the request fails.
+        timeout: seconds that a call may take on top of its waits.
+        retries: how calls outlive a store that is away; kept short, for the scheduler's sake.
+        options: `credentials`, `token`, `instance_id`, `epoch` and the like, as both clients take them.
+    """
+
+    def __init__(
+        self,
+        target: str = DEFAULT_TARGET,
+        *,
+        namespace: str = "",
+        publishes: bool = True,
+        expected_readers: int = 1,
+        reader_id: str | None = None,
+        lease: float = 600.0,
+        slot_wait: float = 0.5,
+        wait: float = 300.0,
+        timeout: float = 2.0,
+        retries: Retries | None = None,
+        **options: Any,
+    ) -> None:
+        self.target = target
+        self.publishes = publishes
+        self.expected_readers = expected_readers
+        self.lease = lease
+        self.slot_wait = slot_wait
+        self.wait = wait
+        self.owner = new_name("sglang")
+        self._settings = {"namespace": namespace, "timeout": timeout, "retries": retries or Retries(2.0), **options}
+        self._reader_id = reader_id
+        self._lock = threading.Lock()
+        self._prefill: PrefillClient | None = None
+        self._background: _Background | None = None
+        self._closed = False
+
+    @property
+    def prefill(self) -> PrefillClient:
+        """The blocking client of the producer's side."""
+        with self._lock:
+            self._require_open()
+            if self._prefill is None:
+                self._prefill = PrefillClient(self.target, **self._settings)
+            return self._prefill
+
+    def read(self, key: Key, attempt: int) -> Future[Handoff]:
+        """Waits for a record in the background and consumes it. The future fails with a HandoffError; cancelling it
+        ends the wait."""
+        return self._run(self._read(key, attempt))
+
+    def abort(self, key: Key, failure: Failure, attempt: int) -> Future[bool]:
+        """Aborts in the background: a scheduler does not wait for it. The future tells, and the log when it failed."""
+        return self._run(self._abort(key, failure, attempt), to_settle=True)
+
+    def settle(self, timeout: float = 5.0) -> None:
+        """Waits up to `timeout` seconds until the aborts sent so far have their answer."""
+        background = self._background
+        if background is not None:
+            background.settle(timeout)
+
+    def close(self) -> None:
+        """Ends waits, sends what aborts are still to be sent, and closes the connections."""
+        with self._lock:
+            self._closed = True
+            prefill, self._prefill = self._prefill, None
+            background, self._background = self._background, None
+        if background is not None:
+            background.close()
+        if prefill is not None:
+            prefill.close()
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise RuntimeError("this StoreLink is closed")
+
+    def _run(self, work: Coroutine[Any, Any, T], *, to_settle: bool = False) -> Future[T]:
+        with self._lock:
+            try:
+                self._require_open()
+                if self._background is None:
+                    self._background = _Background(self.target, {**self._settings, "reader_id": self._reader_id})
+            except BaseException:
+                work.close()
+                raise
+            return self._background.start(work, to_settle)
+
+    async def _read(self, key: Key, attempt: int) -> Handoff:
+        client = self._client()
+        deadline = time.monotonic() + self.wait
+        while True:  # ends with the deadline
+            began = time.monotonic()
+            try:
+                return await client.get(key, attempt=attempt, max_wait=max(deadline - began, 0.0), consume=True)
+            except RecordNotReady:  # the store's longest wait may be shorter than ours
+                now = time.monotonic()
+                if now >= deadline:
+                    raise
+                await asyncio.sleep(max(0.0, min(_LEAST_PAUSE - (now - began), deadline - now)))
+
+    async def _abort(self, key: Key, failure: Failure, attempt: int) -> bool:
+        try:
+            return await self._client().abort(key, failure, attempt=attempt)
+        except HandoffError as error:
+            log.warning("room %d: the abort did not reach the store: %s", key.room, error)
+            raise
+
+    def _client(self) -> aio.DecodeClient:
+        background = self._background
+        if background is None:
+            raise RuntimeError("this StoreLink is closed")
+        return background.client
+
+
+class _Background:
+    """A thread with an event loop and one asyncio client."""
+
+    def __init__(self, target: str, settings: dict[str, Any]) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._pending: set[Future[Any]] = set()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="pd-handoff-sglang", daemon=True)
+        self._thread.start()
+
+        async def connect() -> aio.DecodeClient:
+            return aio.DecodeClient(target, **settings)
+
+        self.client = asyncio.run_coroutine_threadsafe(connect(), self._loop).result(10.0)
+
+    def start(self, work: Coroutine[Any, Any, T], to_settle: bool) -> Future[T]:
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        if to_settle:
+            self._pending.add(future)
+            future.add_done_callback(self._pending.discard)
+        return future
+
+    def settle(self, timeout: float) -> None:
+        deadline = time.monotonic() + timeout
+        for future in tuple(self._pending):
+            try:
+                future.result(max(0.0, deadline - time.monotonic()))
+            except (HandoffError, TimeoutError, CancelledError) as error:
+                log.debug("an abort was not answered: %s", error)
+
+    def close(self) -> None:
+        self.settle(2.0)
+
+        async def finish() -> None:
+            others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+            for task in others:
+                task.cancel()
+            await asyncio.gather(*others, return_exceptions=True)
+            await self.client.close()
+
+        asyncio.run_coroutine_threadsafe(finish(), self._loop).result(5.0)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(5.0)
+        self._loop.close()
