@@ -14,7 +14,7 @@ import structlog
 from . import __version__, config
 from .arena.layout import Layout
 from .config import ConfigError, Settings
-from .lifecycle import SystemClock
+from .lifecycle import Clock, SystemClock
 from .memory import ArenaTooLargeError
 from .plan import plan_main
 from .refusal import Refusal
@@ -37,11 +37,12 @@ FEATURES = ("session",)
 class App:
     """One store with its server."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, clock: Clock | None = None) -> None:
+        """`clock` is the machine's, unless a test turns its own."""
         self.settings = settings
         self.log = structlog.get_logger()
         self.events = EventLog(self.log, debug=settings.log_level == "debug")
-        self.clock = SystemClock()
+        self.clock: Clock = SystemClock() if clock is None else clock
         self.gate = Gate()
         self.max_message = max_message_bytes(Layout(settings.limits()), settings.max_batch)
         self.server = Server(settings.listen, self.gate, self.max_message, self._report)
