@@ -64,7 +64,7 @@ def main() -> None:
 
 def middle(samples: list[Sample], name: str) -> float:
     """The median of one measure."""
-    return statistics.median(getattr(sample, name) for sample in samples)
+    return float(statistics.median(getattr(sample, name) for sample in samples))
 
 
 def spread(samples: list[Sample], name: str) -> str:

@@ -12,7 +12,6 @@ import time
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from pd_handoff import DecodeClient
 
@@ -43,6 +42,8 @@ def main() -> int:
             start(stack, role, store, directory) for role in ("undivided", "prefill", "decode")
         )
         store.wait_until_serving(PATIENCE)
+        pids = ", ".join(str(each.process.pid) for each in (store, prefill, decode))
+        print(f"store, prefill and decode are processes {pids}")
         weights = [child.expect("ready", PATIENCE)["weights"] for child in (undivided, prefill, decode)]
 
         with DecodeClient(store.target) as client:
@@ -59,6 +60,8 @@ def main() -> int:
             served = [prefill.expect("served", PATIENCE) for _ in requests]
             received = [decode.expect("served", PATIENCE) for _ in requests]
             after = client.capabilities()
+        for child in (undivided, prefill, decode):
+            child.end(PATIENCE)
 
         rows = [
             *(
@@ -67,7 +70,7 @@ def main() -> int:
             ),
             verdicts.refused(STUBBORN, served[-2], received[-2], before.limits.top_logprobs),
             verdicts.aborted(TOO_LONG, served[-1], received[-1]),
-            verdicts.left_behind(before, after, weights),
+            verdicts.left_behind(before, after, store.stop(), weights),
         ]
     return report(rows, time.monotonic() - started)
 
@@ -82,12 +85,11 @@ def start(stack: ExitStack, role: str, store: Store, directory: Path) -> Child:
 
 def report(rows: list[verdicts.Row], seconds: float) -> int:
     """Print the table; returns the exit status."""
-    heads: dict[str, Any] = {"room": "room", "asked": "top logprobs", "happened": "what happened"}
-    rooms = max(len(row.room) for row in rows)
-    asked = max(len(heads["asked"]), *(len(row.asked) for row in rows))
-    print(f"{heads['room']:<{rooms}}  {heads['asked']:<{asked}}  held  {heads['happened']}")
-    for row in rows:
-        print(f"{row.room:<{rooms}}  {row.asked:<{asked}}  {'yes' if row.held else 'NO':<4}  {row.happened}")
+    lines = [("room", "top logprobs", "held", "what happened")]
+    lines += [(row.room, row.asked, "yes" if row.held else "NO", row.happened) for row in rows]
+    widths = [max(len(line[column]) for line in lines) for column in range(3)]
+    for line in lines:
+        print("  ".join(f"{cell:<{width}}" for cell, width in zip(line, [*widths, 0], strict=True)))
     failed = sum(not row.held for row in rows)
     print(f"{len(rows) - failed} of {len(rows)} held, in {seconds:.1f} s")
     return 1 if failed else 0

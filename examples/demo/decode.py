@@ -10,8 +10,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pd_handoff import HandoffAborted, Key, KvChecksum, Logprobs, Record, Tensor
+from pd_handoff import HandoffAborted, Key
 from pd_handoff.aio import DecodeClient
+from pd_handoff.v1.record_pb2 import HandoffRecord
 
 from examples.demo import kv
 from examples.demo.model import Model, Sampled
@@ -57,29 +58,25 @@ async def serve(
         }
     path = kv_directory / f"{request.room}.safetensors"
     generated = await asyncio.get_running_loop().run_in_executor(
-        engine, go_on, model, handoff.record, path, request.top_logprobs
+        engine, go_on, model, handoff.proto, path, request.top_logprobs
     )
     return {"room": request.room, "outcome": "generated", **generated}
 
 
-def go_on(model: Model, record: Record, path: Path, top_logprobs: int) -> dict[str, Any]:
+def go_on(model: Model, record: HandoffRecord, path: Path, top_logprobs: int) -> dict[str, Any]:
     """Check what arrived, and generate the rest of the request."""
     cache = kv.read(path)
-    if record.kv_checksum != KvChecksum(*kv.checksum(cache)):
+    if (record.kv_checksum.digest, record.kv_checksum.layout_signature) != kv.checksum(cache):
         raise RuntimeError("the KV cache that arrived is not the one that prefill wrote")
-    first, hidden_state = first_token_of(record)
+    token = record.tokens[0]
+    if not token.HasField("logprob"):
+        raise RuntimeError("prefill left the logprob out")
+    first = Sampled(token.token_id, token.logprob, list(token.top_logprobs.values), list(token.top_logprobs.token_ids))
     rest = model.decode(cache, first.token_id, NEW_TOKENS - 1, top_logprobs)
-    return {"hidden_state": hidden_state.data.hex(), "sampled": [asdict(sampled) for sampled in (first, *rest)]}
-
-
-def first_token_of(record: Record) -> tuple[Sampled, Tensor]:
-    """The hand-off token and the hidden state it was sampled from. Raises RuntimeError when prefill left one out."""
-    token, speculative = record.tokens[0], record.speculative
-    if token.logprob is None or speculative is None or not isinstance(speculative.hidden_states, Tensor):
-        raise RuntimeError("the record has no logprob or no hidden state")
-    top = token.top_logprobs or Logprobs()
-    values, ids = [float(value) for value in top.values], [int(token_id) for token_id in top.token_ids]
-    return Sampled(int(token.token_id), float(token.logprob), values, ids), speculative.hidden_states
+    return {
+        "hidden_state": record.speculative.hidden_states.data.hex(),
+        "sampled": [asdict(sampled) for sampled in (first, *rest)],
+    }
 
 
 if __name__ == "__main__":

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 import torch
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
-CONTEXT = 256
-"""Longest prompt plus output, in tokens."""
+from examples.demo.workload import CONTEXT
 
 HIDDEN_SIZE = 256
 """Elements of one hidden state (float32)."""

@@ -68,13 +68,22 @@ class Child:
         """An error that shows what this child has logged."""
         return RuntimeError(f"{self.name} {what}\n--- its log:\n{self._log.read_text(errors='replace')[-4000:]}")
 
-    def stop(self) -> int:
-        """End it, in order if it still runs; returns its exit status. Bounded."""
+    def end(self, seconds: float) -> None:
+        """Wait until it has ended by itself. Raises RuntimeError with its log when it does not, or not in order."""
+        try:
+            status = self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise self.failure(f"has not ended in {seconds:.0f} s") from None
+        if status != 0:
+            raise self.failure(f"ended with status {status}")
+
+    def stop(self) -> None:
+        """End it, whatever it does. Bounded."""
         self._stdin.close()
         if self.process.poll() is None:
             self.process.terminate()
         try:
-            return self.process.wait(10)
+            self.process.wait(10)
         except subprocess.TimeoutExpired:
             self.process.kill()
-            return self.process.wait(10)
+            self.process.wait(10)

@@ -23,9 +23,9 @@ from pd_handoff import (
 )
 
 from examples.demo import kv
-from examples.demo.model import CONTEXT, HIDDEN_SIZE, Model, Prefilled, tokenize
+from examples.demo.model import HIDDEN_SIZE, Model, Prefilled, tokenize
 from examples.demo.pipes import listen, say
-from examples.demo.workload import NEW_TOKENS, Request
+from examples.demo.workload import CONTEXT, NEW_TOKENS, Request
 
 
 def main() -> None:

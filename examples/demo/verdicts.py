@@ -27,7 +27,7 @@ def generated(
     request: Request, original: Request, expected: dict[str, Any], served: dict[str, Any], received: dict[str, Any]
 ) -> Row:
     """A request that was handed over: every token, logprob and top logprob, and the hidden state, bit for bit."""
-    problems = []
+    problems: list[str] = []
     if served["outcome"] != "published":
         problems.append(f"prefill: {served}")
     if received["outcome"] != "generated":
@@ -39,8 +39,7 @@ def generated(
             problems.append("the hidden state differs from the undivided run's")
         if any(len(token["top_values"]) != request.top_logprobs for token in received["sampled"]):
             problems.append("another number of top logprobs than asked for")
-    asked = str(request.top_logprobs)
-    clamped = ""
+    asked, clamped = str(request.top_logprobs), ""
     if request != original:
         asked = f"{original.top_logprobs} -> {request.top_logprobs}"
         clamped = "clamped by Capabilities; "
@@ -49,8 +48,8 @@ def generated(
     if problems:
         return Row(str(request.room), asked, False, "; ".join(problems))
     count = len(received["sampled"])
-    happened = f"{clamped}{count} tokens, their logprobs and the hidden state equal the undivided run"
-    return Row(str(request.room), asked, True, f"{happened} ({served['record_bytes']:,} B handed over)")
+    happened = f"{clamped}{served['record_bytes']:,} B handed over; {count} of {count} tokens and logprobs equal"
+    return Row(str(request.room), asked, True, happened)
 
 
 def refused(request: Request, served: dict[str, Any], received: dict[str, Any], limit: int) -> Row:
@@ -66,9 +65,7 @@ def refused(request: Request, served: dict[str, Any], received: dict[str, Any], 
     held = (
         wanted.items() <= served.items() and _failure(received) == (400, "TOP_LOGPROBS_OVERFLOW") and _at_once(waited)
     )
-    happened = (
-        f"refused at Reserve: HTTP 400, limit {limit}, no prefill computed; decode told in {1000 * waited:.1f} ms"
-    )
+    happened = f"refused at Reserve (limit {limit}, HTTP 400), 0 prefills; decode told in {1000 * waited:.1f} ms"
     return Row(str(request.room), str(request.top_logprobs), held, happened if held else f"{served}; {received}")
 
 
@@ -76,16 +73,17 @@ def aborted(request: Request, served: dict[str, Any], received: dict[str, Any]) 
     """A request that prefill gives up after it has reserved: decode, which waits, gets prefill's own reason."""
     waited = _seconds_to_learn(served, received)
     held = served["outcome"] == "aborted" and _failure(received) == (400, "INPUT_TOO_LONG") and _at_once(waited)
-    happened = f"aborted by prefill; decode told in {1000 * waited:.1f} ms: HTTP 400, "
-    happened += received.get("failure", {}).get("message", "")
+    text = received.get("failure", {}).get("message")
+    happened = f"aborted by prefill; decode told in {1000 * waited:.1f} ms: HTTP 400, {text}"
     return Row(str(request.room), str(request.top_logprobs), held, happened if held else f"{served}; {received}")
 
 
-def left_behind(before: Capabilities, after: Capabilities, weights: list[str]) -> Row:
+def left_behind(before: Capabilities, after: Capabilities, status: int, weights: list[str]) -> Row:
     """The store afterwards, and that the three models were one."""
-    held = after.slots_free == after.slots_total and after.store_epoch == before.store_epoch and len(set(weights)) == 1
-    happened = f"{after.slots_free} of {after.slots_total} slots free again; weights {' '.join(sorted(set(weights)))}"
-    return Row("store", "", held, happened)
+    held = after.slots_free == after.slots_total and after.store_epoch == before.store_epoch
+    held = held and status == 0 and len(set(weights)) == 1
+    happened = f"{after.slots_free} of {after.slots_total} slots free again, exit status {status} after SIGTERM; "
+    return Row("store", "", held, f"{happened}weights {' '.join(sorted(set(weights)))}")
 
 
 def _failure(received: dict[str, Any]) -> tuple[int, str] | None:

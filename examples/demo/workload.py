@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from examples.demo.model import CONTEXT
+CONTEXT = 256
+"""Longest prompt plus output, in tokens."""
 
 NEW_TOKENS = 16
 """Tokens generated a request, the first one included."""
