@@ -22,18 +22,18 @@ class Store:
             self.process = subprocess.Popen(command, stdout=log, stderr=log)
 
     def wait_until_serving(self, seconds: float) -> None:
-        """Ask its health service. Raises RuntimeError with its log when it ends or takes longer."""
+        """Watch its health. Raises RuntimeError with its log when it ends or takes longer."""
         deadline = time.monotonic() + seconds
         options = [("grpc.initial_reconnect_backoff_ms", 50), ("grpc.max_reconnect_backoff_ms", 100)]
         with grpc.insecure_channel(self.target, options) as channel:
             health = health_pb2_grpc.HealthStub(channel)
             while time.monotonic() < deadline and self.process.poll() is None:
                 try:
-                    answer = health.Check(health_pb2.HealthCheckRequest(), timeout=1, wait_for_ready=True)
+                    for answer in health.Watch(health_pb2.HealthCheckRequest(), timeout=1, wait_for_ready=True):
+                        if answer.status == health_pb2.HealthCheckResponse.SERVING:
+                            return
                 except grpc.RpcError:
-                    continue  # not listening yet
-                if answer.status == health_pb2.HealthCheckResponse.SERVING:
-                    return
+                    continue  # not listening yet, or not ready
         raise RuntimeError(f"the store is not serving\n--- its log:\n{self._log.read_text(errors='replace')[-4000:]}")
 
     def stop(self) -> int:
