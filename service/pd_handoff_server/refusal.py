@@ -164,3 +164,13 @@ def draining(retry_after: float = 1.0) -> Refusal:
     return Refusal(
         "DRAINING", "the store is starting or stopping and takes nothing new; retry", retry_after=retry_after
     )
+
+
+def unauthenticated() -> Refusal:
+    """No credentials, or wrong ones; nothing else is told."""
+    return Refusal("UNAUTHENTICATED", "no valid credentials")
+
+
+def permission_denied() -> Refusal:
+    """Credentials that do not allow this; nothing else is told."""
+    return Refusal("PERMISSION_DENIED", "not permitted")

@@ -7,7 +7,7 @@ response or a Refusal later; it raises Refusal.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from google.protobuf.message import DecodeError, Message
@@ -22,9 +22,13 @@ from pd_handoff_server.store.interface import Done, Parked, Reading, Store
 from . import requests, wire
 from .capabilities import Describer
 from .errors import INTERNAL, to_status
+from .guard import Approach
+from .principal import Principal
 
 Answer = bytes | Parked
 Handler = Callable[[bytes, "Call", Done], Answer]
+Wrap = Callable[[str, Handler], Handler]
+"""Puts something around the handler of a method: authorisation, metrics, traces."""
 M = TypeVar("M", bound=Message)
 
 _MARGIN = 0.1  # seconds before the caller's deadline at which it gets the reason instead
@@ -36,15 +40,30 @@ class Call:
     Attributes:
         remaining: seconds to the caller's deadline, None without one.
         peer: whom the transport says the caller is.
+        principal: what the caller may do; None where nobody is asked for credentials.
+        approach: the call as it came in, for its metadata; None when the transport keeps none.
         key: of the hand-off, once the request is read; for events.
     """
 
-    __slots__ = ("key", "peer", "remaining")
+    __slots__ = ("approach", "key", "peer", "principal", "remaining")
 
-    def __init__(self, remaining: float | None = None, peer: str = "") -> None:
+    def __init__(
+        self,
+        remaining: float | None = None,
+        peer: str = "",
+        principal: Principal | None = None,
+        approach: Approach | None = None,
+    ) -> None:
         self.remaining = remaining
         self.peer = peer
+        self.principal = principal
+        self.approach = approach
         self.key: Key | None = None
+
+    def permit(self, method: str, namespace: str) -> None:
+        """Raises Refusal PERMISSION_DENIED unless the caller may call the method for this namespace."""
+        if self.principal is not None and not self.principal.permits(method, namespace):
+            raise refusal.permission_denied()
 
     def patience(self, max_wait: int) -> int:
         """How long to wait, in nanoseconds: a little less than the caller does, so that it learns the reason."""
@@ -62,6 +81,14 @@ def parse(message: type[M], data: bytes) -> M:
         raise refusal.invalid("INVALID_REQUEST", [("request", f"is not a {message.DESCRIPTOR.name}")]) from None
 
 
+def wrapped(handlers: Mapping[str, Handler], wraps: Sequence[Wrap]) -> dict[str, Handler]:
+    """The handlers with these around them, the first one innermost."""
+    result = dict(handlers)
+    for wrap in wraps:
+        result = {method: wrap(method, handler) for method, handler in result.items()}
+    return result
+
+
 class Calls:
     """Handlers by method name.
 
@@ -69,12 +96,13 @@ class Calls:
         handlers: of the unary methods.
     """
 
-    def __init__(self, store: Store, describer: Describer, max_batch: int) -> None:
+    def __init__(self, store: Store, describer: Describer, max_batch: int, wraps: Sequence[Wrap] = ()) -> None:
+        """`wraps` go around each handler, the first one innermost."""
         self._store = store
         self._describer = describer
         self._max_batch = max_batch
         self._epoch = store.facts().epoch
-        self.handlers: Final[dict[str, Handler]] = {
+        handlers: dict[str, Handler] = {
             "Capabilities": self.capabilities,
             "Reserve": self.reserve,
             "Put": self.put,
@@ -85,6 +113,7 @@ class Calls:
             "BatchPut": self.batch_put,
             "BatchGet": self.batch_get,
         }
+        self.handlers: Final[dict[str, Handler]] = wrapped(handlers, wraps)
 
     def capabilities(self, data: bytes, call: Call, done: Done) -> Answer:
         """Limits, or a check against them."""
@@ -101,6 +130,8 @@ class Calls:
     def reserve(self, data: bytes, call: Call, done: Done) -> Answer:
         """One reservation."""
         request = parse(pb.ReserveRequest, data)
+        if call.principal is not None:
+            call.permit("Reserve", request.key.namespace)
         found: Violations = []
         spec = requests.spec_of(request, found)
         wait = requests.wait_of(request, found)
@@ -120,6 +151,9 @@ class Calls:
     def batch_reserve(self, data: bytes, call: Call, done: Done) -> Answer:
         """All or none."""
         batch = parse(pb.BatchReserveRequest, data)
+        if call.principal is not None:
+            for request in batch.requests:
+                call.permit("Reserve", request.key.namespace)
         self._check_batch(len(batch.requests))
         found: Violations = []
         specs, waits = [], []
@@ -146,6 +180,8 @@ class Calls:
         return self._put(parse(pb.PutRequest, data), call, done, "")
 
     def _put(self, request: pb.PutRequest, call: Call, done: Done, where: str) -> Answer:
+        if call.principal is not None:
+            call.permit("Put", request.key.namespace)
         found: Violations = []
         key = requests.key_of(request.key, found, f"{where}key")
         call.key = key
@@ -188,6 +224,8 @@ class Calls:
         return self._get(parse(pb.GetRequest, data), call, done, "")
 
     def _get(self, request: pb.GetRequest, call: Call, done: Done, where: str) -> Answer:
+        if call.principal is not None:
+            call.permit("Get", request.key.namespace)
         found: Violations = []
         key = requests.key_of(request.key, found, f"{where}key")
         call.key = key
@@ -216,6 +254,8 @@ class Calls:
         """Give a claim back."""
         del done
         request = parse(pb.ReleaseRequest, data)
+        if call.principal is not None:
+            call.permit("Release", request.key.namespace)
         found: Violations = []
         call.key = key = requests.key_of(request.key, found)
         if bool(request.token) == bool(request.reader_id):
@@ -229,6 +269,8 @@ class Calls:
         """End an attempt."""
         del done
         request = parse(pb.AbortRequest, data)
+        if call.principal is not None:
+            call.permit("Abort", request.key.namespace)
         found: Violations = []
         call.key = key = requests.key_of(request.key, found)
         attempt = request.attempt if request.HasField("attempt") else None

@@ -36,7 +36,11 @@ CODES: Final = {
     "SCHEMA_MISMATCH": grpc.StatusCode.FAILED_PRECONDITION,
     "DRAINING": grpc.StatusCode.UNAVAILABLE,
     "INTERNAL": grpc.StatusCode.INTERNAL,
+    "UNAUTHENTICATED": grpc.StatusCode.UNAUTHENTICATED,
+    "PERMISSION_DENIED": grpc.StatusCode.PERMISSION_DENIED,
 }
+
+BARE: Final = frozenset(("UNAUTHENTICATED", "PERMISSION_DENIED"))  # strangers are told nothing but the code
 
 _MAX_VIOLATIONS = 16  # with their texts cut, a status stays under 4 KB
 _MAX_TEXT = 120
@@ -47,6 +51,8 @@ INTERNAL: Final = Refusal("INTERNAL", "the store failed; its log has the cause")
 def to_status(refused: Refusal) -> Status:
     """The status with its details, under 4 KB."""
     status = Status(code=CODES[refused.reason].value[0], message=refused.message)
+    if refused.reason in BARE:
+        return status
     _add(status, error_details_pb2.ErrorInfo(reason=refused.reason, domain=DOMAIN, metadata=refused.metadata))
     if refused.reason in {"TOP_LOGPROBS_OVERFLOW", "FIELD_OVERFLOW"}:
         subject = refused.metadata.get("field", "top_logprobs")

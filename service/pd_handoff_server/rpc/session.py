@@ -16,6 +16,8 @@ from pd_handoff_server.store.interface import Parked
 from . import wire
 from .calls import Call, Calls
 from .errors import INTERNAL, to_status
+from .guard import Approach
+from .principal import Principal
 
 MAX_IN_FLIGHT: Final = 1024
 
@@ -27,10 +29,20 @@ _ERROR: Final = 8
 class Session:
     """The server's side of one stream. `send` takes serialized SessionResponses, from any thread."""
 
-    def __init__(self, calls: Calls, send: Callable[[bytes], None], peer: str = "") -> None:
+    def __init__(
+        self,
+        calls: Calls,
+        send: Callable[[bytes], None],
+        peer: str = "",
+        principal: Principal | None = None,
+        approach: Approach | None = None,
+    ) -> None:
+        """`principal` and `approach` are those of the stream; each call in it is judged by them."""
         self._handlers = {number: calls.handlers[name] for number, name in _METHODS.items()}
         self._send = send
         self._peer = peer
+        self._principal = principal
+        self._approach = approach
         self._lock = threading.Lock()
         self._parked: dict[int, Parked] = {}
         self._closed = False
@@ -59,7 +71,7 @@ class Session:
             self._answer(call_id, number, result)
 
         try:
-            answer = handler(payload, Call(peer=self._peer), done)
+            answer = handler(payload, Call(None, self._peer, self._principal, self._approach), done)
         except Refusal as refused:
             self._refuse(call_id, refused)
             return

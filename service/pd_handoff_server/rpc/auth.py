@@ -1,0 +1,225 @@
+"""Credentials: bearer tokens and certificate names, looked up in files that are read again when they change."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import grpc
+
+from pd_handoff_server import refusal
+from pd_handoff_server.store.interface import Done
+
+from .calls import Answer, Call, Handler
+from .guard import Approach, Denied
+from .principal import ROLES, Edition, Grant, Principal
+
+_LEAST_TOKEN: Final = 16  # bytes of a token in plain text
+_CHECK: Final = 1.0  # seconds between looks at the files
+_namespace = re.compile(r"[A-Za-z0-9._-]{1,128}").fullmatch
+_hash = re.compile(r"sha256:([0-9a-f]{64})").fullmatch
+
+NOBODY: Final = Denied(grpc.StatusCode.UNAUTHENTICATED, refusal.unauthenticated().message)
+FORBIDDEN: Final = Denied(grpc.StatusCode.PERMISSION_DENIED, refusal.permission_denied().message)
+
+
+class AccessError(Exception):
+    """An access file that cannot be used; the message names the file and line, and shows no secret."""
+
+
+class AccessFile:
+    """One line a credential: `NAME ROLES NAMESPACES [TOKEN]`, separated by blanks; `#` begins a comment line.
+
+    ROLES are separated by commas. NAMESPACES too, `*` for all and `""` for the empty one. Several lines of one name add
+    up. TOKEN is there in token files only: `sha256:` and 64 hex digits, or at least 16 characters in plain text.
+
+    Attributes:
+        principals: by digest of the token, or by name of the certificate.
+    """
+
+    def __init__(self, path: str, *, tokens: bool) -> None:
+        """Raises AccessError."""
+        self.path = path
+        self._tokens = tokens
+        self._seen = self._stamp()
+        self._edition = Edition()
+        self.principals: Mapping[bytes, Principal] = self._read(self._edition)
+
+    def _stamp(self) -> tuple[int, ...] | None:
+        try:
+            found = os.stat(self.path)
+        except OSError:
+            return None
+        return found.st_mtime_ns, found.st_size, found.st_ino, found.st_dev
+
+    def renew(self) -> bool:
+        """Read the file again if it has changed; True when it had. Raises AccessError: what was known stays."""
+        stamp = self._stamp()
+        if stamp == self._seen:
+            return False
+        self._seen = stamp
+        edition = Edition()
+        self.principals = self._read(edition)
+        self._edition.over, self._edition = True, edition
+        return True
+
+    def _read(self, edition: Edition) -> Mapping[bytes, Principal]:
+        try:
+            text = Path(self.path).read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise AccessError(f"{self.path}: cannot be read: {type(error).__name__}") from None
+        names: dict[bytes, str] = {}
+        grants: dict[bytes, list[Grant]] = {}
+        for number, line in enumerate(text.splitlines(), 1):
+            parts = line.split()
+            if not parts or parts[0].startswith("#"):
+                continue
+            try:
+                name, grant, credential = self._line(parts)
+                if names.setdefault(credential, name) != name:
+                    raise AccessError("this token belongs to another name already")
+            except AccessError as error:
+                raise AccessError(f"{self.path}, line {number}: {error}") from None
+            grants.setdefault(credential, []).append(grant)
+        return {credential: Principal(names[credential], tuple(given), edition) for credential, given in grants.items()}
+
+    def _line(self, parts: Sequence[str]) -> tuple[str, Grant, bytes]:
+        if len(parts) != (4 if self._tokens else 3):
+            raise AccessError("must be NAME ROLES NAMESPACES" + (" TOKEN" if self._tokens else ""))
+        name, roles = parts[0], frozenset(parts[1].split(","))
+        if unknown := sorted(roles - set(ROLES)):
+            raise AccessError(f"unknown role {unknown[0]!r}; there are {', '.join(ROLES)}")
+        grant = Grant(roles, _namespaces(parts[2]))
+        return name, grant, _digest_in(parts[3]) if self._tokens else name.encode()
+
+
+def _namespaces(text: str) -> frozenset[str] | None:
+    if text == "*":
+        return None
+    names = frozenset("" if name == '""' else name for name in text.split(",") if name)
+    for name in names:
+        if name and not _namespace(name):
+            raise AccessError(f'{name!r} is no namespace; give names, "" for the empty one, or * for all')
+    return names
+
+
+def _digest_in(text: str) -> bytes:
+    if match := _hash(text):
+        return bytes.fromhex(match[1])
+    if text.startswith("sha256:"):
+        raise AccessError("sha256: must be followed by 64 hex digits in lower case")
+    if len(text) < _LEAST_TOKEN:
+        raise AccessError(f"the token is too short to be safe; take at least {_LEAST_TOKEN} random characters")
+    return hashlib.sha256(text.encode()).digest()
+
+
+class Authorizer:
+    """Knows callers by bearer token or by certificate. A `Guard`, and a `Wrap` for what no guard sees.
+
+    A token that is sent decides alone: a wrong one is refused even beside a good certificate.
+    """
+
+    def __init__(
+        self,
+        tokens: AccessFile | None,
+        certificates: AccessFile | None,
+        told: Callable[[str, Exception | None], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`told` gets the path of each file that was read again, with what was wrong with it."""
+        self._files = [file for file in (tokens, certificates) if file is not None]
+        self._by_token = tokens
+        self._by_name = certificates
+        self._told = told
+        self._clock = clock
+        self._next = clock() + _CHECK
+        self._lock = threading.Lock()
+
+    def __call__(self, method: str, approach: Approach) -> Principal:
+        """The caller of a method, given with its service or without. Raises Denied."""
+        principal = self.principal(approach)
+        if not principal.may(method.rpartition("/")[2]):
+            raise FORBIDDEN
+        return principal
+
+    def principal(self, approach: Approach) -> Principal:
+        """Who calls. Raises Denied UNAUTHENTICATED."""
+        self.refresh()
+        bearers = [value for key, value in approach.metadata if key == "authorization"]
+        if bearers:
+            if self._by_token is None or len(bearers) > 1:
+                raise NOBODY
+            return self._of_token(self._by_token.principals, bearers[0])
+        if self._by_name is not None:
+            return self._of_certificate(self._by_name.principals, approach)
+        raise NOBODY
+
+    @staticmethod
+    def _of_token(known: Mapping[bytes, Principal], header: str | bytes) -> Principal:
+        text = header.encode() if isinstance(header, str) else header
+        scheme, _, token = text.partition(b" ")
+        if scheme.lower() != b"bearer":
+            raise NOBODY
+        # Digests are looked up, never tokens: how long that takes tells nothing of a token that is nearly right.
+        principal = known.get(hashlib.sha256(token.strip()).digest())
+        if principal is None:
+            raise NOBODY
+        return principal
+
+    @staticmethod
+    def _of_certificate(known: Mapping[bytes, Principal], approach: Approach) -> Principal:
+        context = approach.auth_context()
+        names: Iterable[bytes] = context.get("x509_subject_alternative_name") or context.get("x509_common_name") or ()
+        found = [known[name] for name in names if name in known]
+        if not found:
+            raise NOBODY
+        if len(found) == 1:
+            return found[0]
+        grants = tuple(grant for principal in found for grant in principal.grants)
+        return Principal(found[0].name, grants, found[0].edition)
+
+    def refresh(self) -> None:
+        """Look at the files, at most once a second. Broken ones change nothing."""
+        if self._clock() < self._next:
+            return
+        with self._lock:
+            if self._clock() < self._next:
+                return
+            self._next = self._clock() + _CHECK
+            for file in self._files:
+                try:
+                    if file.renew():
+                        self._told(file.path, None)
+                except AccessError as error:
+                    self._told(file.path, error)
+
+    def wrap(self, method: str, handler: Handler) -> Handler:
+        """Judge each call by its role, whatever brought it here; one that nobody vouches for is refused."""
+
+        def handle(data: bytes, call: Call, done: Done) -> Answer:
+            principal = call.principal
+            if principal is None:
+                raise refusal.unauthenticated()
+            self.refresh()
+            if principal.edition.over:
+                principal = call.principal = self._again(call)
+            if not principal.may(method):
+                raise refusal.permission_denied()
+            return handler(data, call, done)
+
+        return handle
+
+    def _again(self, call: Call) -> Principal:
+        """The credentials of a long-lived stream have changed since it began."""
+        if call.approach is None:
+            raise refusal.unauthenticated()
+        try:
+            return self.principal(call.approach)
+        except Denied:
+            raise refusal.unauthenticated() from None

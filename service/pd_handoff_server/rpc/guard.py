@@ -1,0 +1,54 @@
+"""Who may call: one hook, the same on every transport, asked before anything of a call is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import grpc
+
+from .principal import Principal
+
+
+class Approach(Protocol):
+    """A call that asks to be let in.
+
+    Attributes:
+        metadata: (key, value) pairs that the caller sent.
+    """
+
+    metadata: Sequence[tuple[str, str | bytes]]
+
+    def peer(self) -> str:
+        """Whom the transport says the caller is."""
+
+    def auth_context(self) -> Mapping[str, Sequence[bytes]]:
+        """What TLS knows of the caller; empty without TLS."""
+
+
+class Denied(Exception):  # noqa: N818 - an answer, as a Refusal is
+    """The caller is not let in; it is told the code and the message, and nothing else.
+
+    Attributes:
+        code: UNAUTHENTICATED or PERMISSION_DENIED.
+        message: for the caller.
+    """
+
+    def __init__(self, code: grpc.StatusCode, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+
+Guard = Callable[[str, Approach], Principal]
+"""Takes the full method name (/package.Service/Method) and the call; returns what its caller may do, for its `Call`;
+raises Denied. Runs on the serving thread: it must not block."""
+
+
+class ContextApproach:
+    """An Approach from a servicer's context, synchronous or not."""
+
+    def __init__(self, context: Any) -> None:
+        self.metadata: Sequence[tuple[str, str | bytes]] = context.invocation_metadata() or ()
+        self.peer: Callable[[], str] = context.peer
+        self.auth_context: Callable[[], Mapping[str, Sequence[bytes]]] = context.auth_context
