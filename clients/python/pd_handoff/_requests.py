@@ -30,8 +30,8 @@ def key_message(key: Key | int, namespace: str) -> record_pb2.HandoffKey:
         namespace = namespace if key.namespace is None else key.namespace
     else:
         room = key
-    if isinstance(room, bool) or isinstance(sample, bool):
-        raise invalid_request("key", "room and sample are integers, not bools")
+    if room is None or isinstance(room, bool) or isinstance(sample, bool):
+        raise invalid_request("key.room", "must be an integer of 64 bits without sign")
     try:
         return record_pb2.HandoffKey(namespace=namespace, room=room, sample=sample)
     except (TypeError, ValueError) as error:
