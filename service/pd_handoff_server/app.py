@@ -19,11 +19,12 @@ from .memory import ArenaTooLargeError
 from .plan import plan_main
 from .refusal import Refusal
 from .rpc.admin import Admin
-from .rpc.aio import Gate
 from .rpc.calls import Calls
 from .rpc.capabilities import Describer, max_message_bytes
-from .rpc.server import Server
+from .rpc.gate import Gate
+from .rpc.ports import Ports
 from .rpc.sockets import AddressError
+from .rpc.transport import TransportError, make_transport
 from .store.interface import Store
 from .store.ticker import Ticker
 from .telemetry.events import EventLog, configure
@@ -45,12 +46,16 @@ class App:
         self.clock: Clock = SystemClock() if clock is None else clock
         self.gate = Gate()
         self.max_message = max_message_bytes(Layout(settings.limits()), settings.max_batch)
-        self.server = Server(settings.listen, self.gate, self.max_message, self._report)
+        ports = Ports(settings.listen)
+        self.server = make_transport(settings.transport, ports, self.gate, self.max_message, self._report, self.log)
         self.store: Store | None = None
         self.ticker: Ticker | None = None
 
     def _report(self, method: str, peer: str, refused: Refusal, error: BaseException | None) -> None:
         self.events.refused(method, peer, refused, error)
+
+    def _features(self) -> tuple[str, ...]:
+        return (*FEATURES, f"transport-{self.server.name}")
 
     def _build(self) -> tuple[Store, Ticker]:
         # Torch takes a second to import; probes get their NOT_SERVING meanwhile.
@@ -65,7 +70,7 @@ class App:
         store, ticker = await asyncio.get_running_loop().run_in_executor(None, self._build)
         ticker.start()
         self.store, self.ticker = store, ticker
-        describer = Describer(__version__, self.settings.max_batch, self.max_message, FEATURES)
+        describer = Describer(__version__, self.settings.max_batch, self.max_message, self._features())
         calls = Calls(store, describer, self.settings.max_batch)
         self.gate.open(calls, Admin(store, contents=self.settings.admin_contents))
         await self.server.ready()
@@ -98,7 +103,11 @@ class App:
 
 async def serve(settings: Settings) -> int:
     """Serve until SIGTERM or SIGINT; returns an exit code."""
-    app = App(settings)
+    try:
+        app = App(settings)
+    except TransportError as error:
+        structlog.get_logger().error("refused to start", error=str(error))
+        return EXIT_FAILED
     ending = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -107,6 +107,12 @@ class Settings:
         0.5, "how long a draining store still answers, so that callers and probes notice", seconds, least=0, most=600
     )
     admin_contents: bool = setting(False, "let GetHandoff of the admin service show records", switch)
+    transport: str = setting(
+        "auto",
+        "how calls are carried; auto: fast where it works with the gRPC that is installed, else aio",
+        word,
+        choices=("auto", "fast", "aio"),
+    )
     log_format: str = setting(
         "auto", "how events are written; auto: console on a terminal", word, choices=("auto", "json", "console")
     )

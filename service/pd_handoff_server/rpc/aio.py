@@ -11,46 +11,14 @@ import grpc
 from google.protobuf.message import Message
 from pd_handoff.v1 import admin_pb2
 
-from pd_handoff_server import refusal
 from pd_handoff_server.refusal import Refusal
 
-from .admin import Admin
-from .calls import Call, Calls
+from .calls import Call
+from .gate import ADMIN, STORE, UNARY, Gate
+from .guard import ContextApproach
 from .session import Session
 
-STORE = "pd_handoff.v1.MetadataStore"
-ADMIN = "pd_handoff.v1.MetadataStoreAdmin"
-
 Context = grpc.aio.ServicerContext[Any, Any]
-
-
-class Gate:
-    """Where the calls come in: shut until the store is ready.
-
-    Attributes:
-        calls, admin: None while the store is not ready.
-    """
-
-    def __init__(self) -> None:
-        self.calls: Calls | None = None
-        self.admin: Admin | None = None
-
-    def open(self, calls: Calls, admin: Admin) -> None:
-        """The store is ready."""
-        self.admin = admin
-        self.calls = calls
-
-    def ready_calls(self) -> Calls:
-        """Raises Refusal DRAINING while the store is not ready."""
-        if self.calls is None:
-            raise refusal.draining()
-        return self.calls
-
-    def ready_admin(self) -> Admin:
-        """Raises Refusal DRAINING while the store is not ready."""
-        if self.admin is None:
-            raise refusal.draining()
-        return self.admin
 
 
 class _Completion:
@@ -89,22 +57,13 @@ def store_handlers(gate: Gate) -> grpc.GenericRpcHandler:
     return grpc.method_handlers_generic_handler(STORE, methods)
 
 
-UNARY = (
-    "Capabilities",
-    "Reserve",
-    "Put",
-    "Get",
-    "Release",
-    "Abort",
-    "BatchReserve",
-    "BatchPut",
-    "BatchGet",
-)
-
-
 def _unary(gate: Gate, name: str) -> Callable[[bytes, Context], Awaitable[bytes]]:
+    method = f"/{STORE}/{name}"
+
     async def behave(request: bytes, context: Context) -> bytes:
-        call = Call(context.time_remaining(), context.peer())
+        approach = ContextApproach(context)
+        principal = gate.admit(method, approach)
+        call = Call(context.time_remaining(), context.peer(), principal, approach)
         completion = _Completion()
         answer = gate.ready_calls().handlers[name](request, call, completion)
         if isinstance(answer, bytes):
@@ -123,6 +82,8 @@ def _unary(gate: Gate, name: str) -> Callable[[bytes, Context], Awaitable[bytes]
 
 def _session(gate: Gate) -> Callable[[AsyncIterator[bytes], Context], AsyncIterator[bytes]]:
     async def behave(requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
+        approach = ContextApproach(context)
+        principal = gate.admit(f"/{STORE}/Session", approach)
         loop, thread = asyncio.get_running_loop(), threading.get_ident()
         answers: asyncio.Queue[bytes | None] = asyncio.Queue()
 
@@ -132,7 +93,7 @@ def _session(gate: Gate) -> Callable[[AsyncIterator[bytes], Context], AsyncItera
             else:
                 loop.call_soon_threadsafe(answers.put_nowait, answer)
 
-        session = Session(gate.ready_calls(), send, context.peer())
+        session = Session(gate.ready_calls(), send, context.peer(), principal, approach)
 
         async def receive() -> None:
             try:
@@ -156,16 +117,23 @@ def admin_handlers(gate: Gate) -> grpc.GenericRpcHandler:
     """Handlers of MetadataStoreAdmin."""
     methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
         "ListHandoffs": _admin(
-            admin_pb2.ListHandoffsRequest, lambda request: gate.ready_admin().list_handoffs(request)
+            gate,
+            "ListHandoffs",
+            admin_pb2.ListHandoffsRequest,
+            lambda request: gate.ready_admin().list_handoffs(request),
         ),
-        "GetHandoff": _admin(admin_pb2.GetHandoffRequest, lambda request: gate.ready_admin().get_handoff(request)),
+        "GetHandoff": _admin(
+            gate, "GetHandoff", admin_pb2.GetHandoffRequest, lambda request: gate.ready_admin().get_handoff(request)
+        ),
     }
     return grpc.method_handlers_generic_handler(ADMIN, methods)
 
 
-def _admin(message: type[Message], answer: Callable[[Any], Message]) -> grpc.RpcMethodHandler[Any, Any]:
+def _admin(
+    gate: Gate, name: str, message: type[Message], answer: Callable[[Any], Message]
+) -> grpc.RpcMethodHandler[Any, Any]:
     async def behave(request: Any, context: Context) -> Message:
-        del context
+        gate.admit(f"/{ADMIN}/{name}", ContextApproach(context))
         return answer(request)
 
     return grpc.unary_unary_rpc_method_handler(

@@ -10,9 +10,8 @@ import grpc
 from pd_handoff_server.refusal import Refusal
 
 from .errors import CODES, DETAILS_KEY, INTERNAL, to_status
-
-Report = Callable[[str, str, Refusal, BaseException | None], None]
-"""(method, peer, what the caller is told, the unforeseen error behind it)."""
+from .gate import Report
+from .guard import Denied
 
 
 class ErrorMapping(grpc.aio.ServerInterceptor):
@@ -47,6 +46,8 @@ class ErrorMapping(grpc.aio.ServerInterceptor):
                 return await behave(request, context)
             except Refusal as refused:
                 await self._abort(method, context, refused, None)
+            except Denied as denied:
+                await context.abort(denied.code, denied.message)
             except grpc.aio.AbortError:
                 raise
             except Exception as error:
@@ -61,6 +62,8 @@ class ErrorMapping(grpc.aio.ServerInterceptor):
                     yield answer
             except Refusal as refused:
                 await self._abort(method, context, refused, None)
+            except Denied as denied:
+                await context.abort(denied.code, denied.message)
             except grpc.aio.AbortError:
                 raise
             except Exception as error:

@@ -8,6 +8,10 @@ import sys
 def run(command: str, argv: list[str]) -> int:
     """Hands over to the server package; says what to install when one of its parts is missing."""
     try:
+        if command == "serve":
+            from pd_handoff_server import process  # noqa: PLC0415  # it may not be installed
+
+            process.prepare()  # before gRPC loads
         from pd_handoff_server import app  # noqa: PLC0415  # it may not be installed
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]

@@ -1,0 +1,55 @@
+"""What all calls of one fast server share."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from pd_handoff_server import refusal
+from pd_handoff_server.refusal import Refusal
+from pd_handoff_server.rpc.calls import Calls
+from pd_handoff_server.rpc.errors import CODES, DETAILS_KEY, to_status
+from pd_handoff_server.rpc.gate import Gate, Report
+
+from .internals import Arrival
+
+
+class Front:
+    """The gate, the lock that parked calls change hands under, and how a refusal is told.
+
+    Attributes:
+        lock: held for a few instructions at a time, never while calling out.
+        streams: open Sessions; changed on the serving thread alone.
+    """
+
+    def __init__(self, gate: Gate, report: Report) -> None:
+        self.gate = gate
+        self.lock = threading.Lock()
+        self.streams: set[Any] = set()
+        self._stopping = False
+        self._report = report
+
+    def session_calls(self) -> Calls:
+        """For a new Session. Raises Refusal DRAINING while the store is not ready, or stops."""
+        if self._stopping:
+            raise refusal.draining()
+        return self.gate.ready_calls()
+
+    def stop(self) -> None:
+        """End all Sessions, which would otherwise last as long as their callers like."""
+        self._stopping = True
+        for stream in list(self.streams):
+            stream.stop()
+
+    def refused(self, method: str, arrival: Arrival, refused: Refusal, error: BaseException | None) -> None:
+        """Note that a call was refused, or failed unforeseen."""
+        self._report(method, arrival.peer(), refused, error)
+
+    def failed(self, error: BaseException) -> None:
+        """Note a failure that no call stands behind."""
+        self._report("", "", Refusal("INTERNAL", "the serving thread caught an error"), error)
+
+    @staticmethod
+    def status(refused: Refusal) -> tuple[int, Any]:
+        """(code, trailing metadata with the details)."""
+        return CODES[refused.reason].value[0], ((DETAILS_KEY, to_status(refused).SerializeToString()),)

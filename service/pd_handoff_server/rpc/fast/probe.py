@@ -1,0 +1,164 @@
+"""Whether the fast transport works on this gRPC: names looked up, and real calls made, once a process."""
+
+from __future__ import annotations
+
+import functools
+import os
+import queue
+import secrets
+import threading
+from concurrent import futures
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Final
+
+import grpc
+from pd_handoff.v1 import metadata_store_pb2 as pb
+
+from pd_handoff_server import refusal
+from pd_handoff_server.rpc.errors import DETAILS_KEY
+from pd_handoff_server.rpc.gate import STORE, UNARY
+from pd_handoff_server.store.interface import Done
+
+from . import internals
+from .front import Front
+from .server import routes
+
+_TIMEOUT: Final = 10.0  # seconds for each of the probe's calls
+_CALLS: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the probe found.
+
+    Attributes:
+        problem: why the fast transport cannot be used; None when it can.
+        polling: who reads the sockets: "serving thread", which saves two thread changes a call; "event engine", as gRPC
+            has it by default since 1.80; or "unknown" where the system does not tell.
+    """
+
+    problem: str | None
+    polling: str = "unknown"
+
+
+class _ProbeError(Exception):
+    pass
+
+
+@functools.cache
+def probe() -> Verdict:
+    """Try it out. Takes some hundredths of a second."""
+    try:
+        server = grpc.server(futures.ThreadPoolExecutor(1), options=[("grpc.so_reuseport", 0)])
+        lacking = internals.missing(server)
+        if lacking:
+            return Verdict(f"grpcio {grpc.__version__} lacks {', '.join(lacking)}")
+        return _try(server)
+    except Exception as error:
+        return Verdict(f"grpcio {grpc.__version__}: {type(error).__name__}: {error}")
+
+
+def _try(server: grpc.Server) -> Verdict:
+    errors: list[BaseException] = []
+    gate: Any = SimpleNamespace(guard=None, admit=lambda *_: None, ready_calls=_Handlers)
+    front = Front(gate, lambda *_: None)
+    address = f"unix-abstract:pd-handoff-probe-{secrets.token_hex(16)}"  # lies in no directory, goes by no proxy
+    if not server.add_insecure_port(address):
+        raise _ProbeError(f"cannot listen on {address}")
+    internals.Loop(server, routes(front), errors.append).start()
+    try:
+        with grpc.insecure_channel(address) as channel:
+            polling = _calls(channel)
+    finally:
+        stopped = server.stop(0)
+    if not stopped.wait(_TIMEOUT):
+        raise _ProbeError("the server does not stop")
+    if errors:
+        raise errors[0]
+    return Verdict(None, polling)
+
+
+class _Handlers:
+    """Stands for `Calls`: one method that answers, one that refuses, one that parks."""
+
+    def __init__(self) -> None:
+        self.handlers = {**dict.fromkeys(UNARY, _echo), "Release": _refuse, "Get": _park}
+
+
+def _echo(data: bytes, call: Any, done: Done) -> bytes:
+    del call, done
+    return data
+
+
+def _refuse(data: bytes, call: Any, done: Done) -> bytes:
+    del data, call, done
+    raise refusal.not_found()
+
+
+def _park(data: bytes, call: Any, done: Done) -> Any:
+    if data == b"parked" and not call.remaining:
+        raise _ProbeError("a call does not know its deadline")
+    threading.Thread(target=done, args=(data,)).start()
+    return SimpleNamespace(cancel=lambda: True)
+
+
+def _calls(channel: grpc.Channel) -> str:
+    def method(name: str) -> Any:
+        return channel.unary_unary(f"/{STORE}/{name}")
+
+    echo, before = method("Capabilities"), _engine_switches()
+    for number in range(_CALLS):
+        _expect(echo(b"%d" % number, timeout=_TIMEOUT) == b"%d" % number, "an answer differs")
+    after = _engine_switches()
+    _expect(method("Get")(b"parked", timeout=_TIMEOUT) == b"parked", "the answer of a parked call differs")
+    try:
+        method("Release")(b"", timeout=_TIMEOUT)
+    except grpc.RpcError as error:
+        _expect(error.code() is grpc.StatusCode.NOT_FOUND, f"a refusal came as {error.code()}: {error.details()}")
+        trailing: Any = error.trailing_metadata()
+        _expect(DETAILS_KEY in dict(trailing), "a refusal came without its details")
+    else:
+        raise _ProbeError("a refusal did not come")
+    _session(channel)
+    if before is None or after is None:
+        return "unknown"
+    return "event engine" if after - before > _CALLS else "serving thread"
+
+
+def _session(channel: grpc.Channel) -> None:
+    requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+    method: Any = channel.stream_stream(f"/{STORE}/Session")
+    answers = method(iter(requests.get, None), timeout=_TIMEOUT)
+    for asked in (
+        pb.SessionRequest(call_id=1, capabilities=pb.CapabilitiesRequest()),
+        pb.SessionRequest(call_id=2, release=pb.ReleaseRequest()),
+        pb.SessionRequest(call_id=3, get=pb.GetRequest()),
+    ):
+        requests.put(asked.SerializeToString())
+        answer = pb.SessionResponse.FromString(next(answers))
+        wanted = "error" if asked.call_id == 2 else asked.WhichOneof("call")
+        right = (answer.call_id, answer.WhichOneof("result")) == (asked.call_id, wanted)
+        _expect(right, "an answer of a stream differs")
+    requests.put(None)
+    _expect(next(answers, None) is None, "a stream does not end")
+
+
+def _expect(right: bool, what: str) -> None:
+    if not right:
+        raise _ProbeError(what)
+
+
+def _engine_switches() -> int | None:
+    """How often gRPC's own threads have gone to sleep; None where the system does not tell."""
+    total = 0
+    try:
+        for thread in os.scandir("/proc/self/task"):
+            task = Path(thread.path)
+            if (task / "comm").read_text().strip() == "event_engine":
+                status = (task / "status").read_text()
+                total += int(status.partition("\nvoluntary_ctxt_switches:")[2].split()[0])
+    except (OSError, IndexError, ValueError):
+        return None
+    return total

@@ -1,0 +1,91 @@
+"""The server of the fast transport: the public `grpc.server` with another serving thread."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from concurrent import futures
+from typing import Final
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from pd_handoff_server.rpc.gate import ADMIN, STORE, UNARY, Gate, Report
+from pd_handoff_server.rpc.ports import Ports
+from pd_handoff_server.rpc.settings import channel_arguments
+
+from .front import Front
+from .internals import Arrival, Loop, Route
+from .ordinary import admin_handlers
+from .stream import Stream
+from .unary import Unary
+
+_SERVING: Final = health_pb2.HealthCheckResponse.SERVING
+_NOT_SERVING: Final = health_pb2.HealthCheckResponse.NOT_SERVING
+
+_WORKERS: Final = 16  # of health, reflection and admin; each open reflection stream takes one
+
+
+class FastServer:
+    """Serves a Gate. NOT_SERVING until `ready`, and again from `drain` on.
+
+    Attributes:
+        name: of the transport.
+    """
+
+    name: Final = "fast"
+
+    def __init__(self, ports: Ports, gate: Gate, max_message: int, report: Report) -> None:
+        self._ports = ports
+        self._pool = futures.ThreadPoolExecutor(_WORKERS, thread_name_prefix="pd-handoff-worker")
+        self._server = grpc.server(self._pool, options=channel_arguments(max_message))
+        self._health = health.HealthServicer()
+        self._front = Front(gate, report)
+        self._server.add_generic_rpc_handlers((admin_handlers(gate, report),))
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        names = [STORE, ADMIN, health.SERVICE_NAME, reflection.SERVICE_NAME]
+        reflection.enable_server_reflection(names, self._server)
+        self._loop = Loop(self._server, routes(self._front), self._front.failed)
+
+    async def start(self) -> list[str]:
+        """Bind and listen; returns the addresses, with the ports that were chosen for 0. Raises AddressError."""
+        addresses = self._ports.bind(self._server)
+        self._set(_NOT_SERVING)
+        self._loop.start()
+        return addresses
+
+    async def ready(self) -> None:
+        """The store takes calls from now on."""
+        self._set(_SERVING)
+
+    async def drain(self) -> None:
+        """Tell probes that it will not for long."""
+        self._set(_NOT_SERVING)
+
+    async def stop(self, grace: float) -> None:
+        """Take no more calls, end Sessions, let calls in flight finish within `grace` seconds, and end."""
+        self._front.stop()
+        stopped = self._server.stop(grace)
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(None, stopped.wait, grace + _LAST)
+        self._pool.shutdown(wait=False)
+        self._ports.release()
+
+    def _set(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
+        for name in ("", STORE, ADMIN):
+            self._health.set(name, status)
+
+
+_LAST: Final = 5.0  # seconds for calls that were cancelled to go
+
+
+def routes(front: Front) -> dict[bytes, Route]:
+    """What is answered on the serving thread, by full method name."""
+    found: dict[bytes, Route] = {f"/{STORE}/{name}".encode(): functools.partial(_unary, front, name) for name in UNARY}
+    found[f"/{STORE}/Session".encode()] = lambda arrival: Stream(arrival, front)
+    return found
+
+
+def _unary(front: Front, name: str, arrival: Arrival) -> Unary:
+    return Unary(arrival, front, name)

@@ -1,0 +1,225 @@
+"""A Session on the serving thread: requests carried out where they arrive, answers sent one after the other."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import Any
+
+from pd_handoff_server import refusal
+from pd_handoff_server.refusal import Refusal
+from pd_handoff_server.rpc.errors import INTERNAL
+from pd_handoff_server.rpc.guard import Denied
+from pd_handoff_server.rpc.session import Session
+
+from . import internals
+from .front import Front
+from .internals import ON, Arrival, Tagged
+
+MAX_UNSENT = 256  # answers that wait to be sent beyond which nothing more is received
+
+_METHOD = "Session"
+
+
+class Stream:
+    """One stream. Batches complete on the serving thread; answers of parked calls come from any thread."""
+
+    __slots__ = (
+        "_arrival",
+        "_begun",
+        "_direct",
+        "_due",
+        "_ended",
+        "_front",
+        "_open",
+        "_outcome",
+        "_receiving",
+        "_riding",
+        "_sending",
+        "_session",
+        "_thread",
+        "_unsent",
+        "_watched",
+    )
+
+    def __init__(self, arrival: Arrival, front: Front) -> None:
+        self._arrival = arrival
+        self._front = front
+        self._session: Session | None = None
+        self._unsent: deque[bytes] = deque()
+        self._direct: list[bytes] | None = None  # collects what the serving thread itself answers to one request
+        self._thread = 0
+        self._due = 0  # batches under way; changed under the front's lock
+        self._open = 0  # requests whose answers have not been handed over
+        self._sending = False
+        self._riding = False  # that answer went out in one batch with the next receive
+        self._receiving = False
+        self._watched = False
+        self._begun = False
+        self._outcome: tuple[int, str, Any] | None = None  # the status to end with, once all answers are out
+        self._ended = False  # the status is on its way
+
+    # -- its life ------------------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Let the caller in, and receive."""
+        self._thread = threading.get_ident()
+        call = self._arrival.call
+        try:
+            arrival = self._arrival
+            principal = self._front.gate.admit(arrival.method.decode(), arrival)
+            calls = self._front.session_calls()
+            self._session = Session(calls, self._send, arrival.peer(), principal, arrival)
+        except Denied as denied:
+            self._end(denied.code.value[0], denied.message, None)
+            return
+        except Refusal as refused:
+            self._refuse(refused, None)
+            return
+        except Exception as error:
+            self._refuse(INTERNAL, error)
+            return
+        self._due = 2
+        self._watched = self._begun = self._receiving = True
+        self._front.streams.add(self)
+        internals.start_watch(call, self._over)
+        internals.start_initial_and_receive(call, self._received)
+
+    def stop(self) -> None:
+        """The server stops: end the stream once all answers are out."""
+        if self._session is not None:
+            self._session.close()
+        code, trailing = self._front.status(refusal.draining())
+        self._end(code, refusal.draining().message, trailing)
+
+    def _refuse(self, refused: Refusal, error: BaseException | None) -> None:
+        self._front.refused(_METHOD, self._arrival, refused, error)
+        code, trailing = self._front.status(refused)
+        self._end(code, refused.message, trailing)
+
+    def _end(self, code: int, message: str, trailing: Any) -> None:
+        with self._front.lock:
+            if self._outcome is None:
+                self._outcome = (code, message, trailing)
+        self._go_on()
+
+    def _over(self, event: internals.Event) -> Tagged:
+        """The call is over, whether we ended it or its caller left."""
+        left = internals.cancelled(event)
+        with self._front.lock:
+            if left:
+                self._unsent.clear()
+                self._ended = True
+        if self._session is not None:
+            self._session.close()
+        return self._completed()
+
+    def _completed(self) -> Tagged:
+        with self._front.lock:
+            self._due -= 1
+            if self._due or not self._ended:
+                return ON
+        self._front.streams.discard(self)
+        return self, ()
+
+    # -- requests ------------------------------------------------------------------------------------------------------
+
+    def _received(self, event: internals.Event) -> Tagged:
+        """A request is here - and, when an answer went out in the same batch, that is sent."""
+        with self._front.lock:
+            self._receiving = False
+        data = internals.received(event)
+        if data is None:
+            if self._session is not None:
+                self._session.close()
+            self._end(0, "", None)
+        else:
+            self._carry_out(data)
+        return self._completed()
+
+    def _answered_and_received(self, event: internals.Event) -> Tagged:
+        with self._front.lock:
+            self._sending = self._riding = False
+        return self._received(event)
+
+    def _carry_out(self, data: bytes) -> None:
+        session = self._session
+        if session is None:
+            return
+        direct: list[bytes] = []
+        self._direct = direct
+        try:
+            session.receive(data)
+        except Exception as error:
+            self._front.refused(_METHOD, self._arrival, INTERNAL, error)
+            session.fail(data)
+        self._direct = None
+        with self._front.lock:
+            self._open += 1 - len(direct)
+            alone = len(direct) == 1 and not (
+                self._open or self._sending or self._unsent or self._outcome or self._ended
+            )
+            if alone:
+                # No other answer can come before the next request does: one batch for both saves a round.
+                self._sending = self._riding = self._receiving = True
+                self._due += 1
+            else:
+                self._unsent.extend(direct)
+        if alone:
+            internals.start_send_and_receive(self._arrival.call, direct[0], self._answered_and_received)
+        else:
+            self._go_on()
+
+    # -- answers -------------------------------------------------------------------------------------------------------
+
+    def _send(self, answer: bytes) -> None:
+        if self._direct is not None and threading.get_ident() == self._thread:
+            self._direct.append(answer)
+            return
+        with self._front.lock:
+            self._open -= 1
+            if self._ended:
+                return
+            self._unsent.append(answer)
+        self._go_on()
+
+    def _sent(self, event: internals.Event) -> Tagged:
+        del event
+        with self._front.lock:
+            self._sending = False
+        self._go_on()
+        return self._completed()
+
+    def _go_on(self) -> None:
+        """Start what can be started: the next answer, else the end; and the next request, unless answers pile up."""
+        answer = outcome = None
+        with self._front.lock:
+            if self._ended:
+                return
+            if self._unsent:
+                if not self._sending:
+                    answer = self._unsent.popleft()
+                    self._sending = True
+                    self._due += 1
+            elif self._outcome is not None and (self._riding or not self._sending):
+                outcome = self._outcome
+                self._ended = True
+                self._due += 1
+            receive = not (self._receiving or self._outcome or len(self._unsent) > MAX_UNSENT)
+            if receive:
+                self._receiving = True
+                self._due += 1
+        call = self._arrival.call
+        if answer is not None:
+            internals.start_send(call, answer, self._sent)
+        elif outcome is not None:
+            code, message, trailing = outcome
+            internals.start_status(
+                call, code, message.encode(), trailing, self._status_sent, watched=self._watched, begun=self._begun
+            )
+        if receive:
+            internals.start_receive(call, self._received)
+
+    def _status_sent(self, event: internals.Event) -> Tagged:
+        del event
+        return self._completed()

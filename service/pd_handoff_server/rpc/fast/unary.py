@@ -1,0 +1,148 @@
+"""A unary call on the serving thread: received, carried out and answered where it arrived."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from pd_handoff_server.refusal import Refusal
+from pd_handoff_server.rpc.calls import Call
+from pd_handoff_server.rpc.errors import INTERNAL
+from pd_handoff_server.rpc.guard import Denied
+from pd_handoff_server.store.interface import Parked
+
+from . import internals
+from .front import Front
+from .internals import ON, Arrival, Tagged
+
+_RUNNING: Final = 0  # its handler has not returned
+_EARLY: Final = 1  # the answer came from another thread before the handler returned
+_PARKED: Final = 2
+_ANSWERING: Final = 3  # its last batch is under way
+_GONE: Final = 4  # its caller left while it was parked
+
+
+class Unary(Call):
+    """Also the tag of its own batches: gRPC calls it with each batch that completes, always on the serving thread."""
+
+    __slots__ = ("_answer", "_arrival", "_due", "_front", "_method", "_state")
+
+    def __init__(self, arrival: Arrival, front: Front, method: str) -> None:
+        self.key = None
+        self.principal = None
+        self.approach = self._arrival = arrival
+        self._front = front
+        self._method = method
+        self._state = _RUNNING
+        self._answer: Any = None  # of another thread (EARLY), or the Parked
+        self._due = 1  # batches to complete once the answer is on its way
+
+    @property
+    def remaining(self) -> float | None:  # type: ignore[override]
+        """See `Call`."""
+        return self._arrival.remaining()
+
+    @property
+    def peer(self) -> str:  # type: ignore[override]
+        """See `Call`."""
+        return self._arrival.peer()
+
+    def begin(self) -> None:
+        """Let the caller in, and receive its message."""
+        guard = self._front.gate.guard
+        if guard is not None:
+            try:
+                self.principal = guard(self._arrival.method.decode(), self._arrival)
+            except Denied as denied:
+                self._state = _ANSWERING
+                self._send_status(denied.code.value[0], denied.message, None)
+                return
+            except Exception as error:
+                self._refuse(INTERNAL, error)
+                return
+        internals.start_receive(self._arrival.call, self)
+
+    def __call__(self, event: internals.Event) -> Tagged:
+        """The batch completed: the message is here, or the answer is out."""
+        if self._state == _RUNNING:
+            self._run(internals.received(event))
+            return ON
+        self._due -= 1
+        return ON if self._due else (self, ())
+
+    def _run(self, data: bytes | None) -> None:
+        if data is None:  # cancelled, or over the size limit, before its message was here
+            self._state = _GONE
+            internals.start_watch(self._arrival.call, self)
+            return
+        try:
+            answer = self._front.gate.ready_calls().handlers[self._method](data, self, self._complete)
+        except Refusal as refused:
+            self._refuse(refused, None)
+        except Exception as error:
+            self._refuse(INTERNAL, error)
+        else:
+            if answer.__class__ is bytes:
+                self._state = _ANSWERING
+                internals.start_answer(self._arrival.call, answer, self, watched=False)
+            else:
+                self._park(answer)  # type: ignore[arg-type]
+
+    # -- parked --------------------------------------------------------------------------------------------------------
+
+    def _park(self, parked: Parked) -> None:
+        self._due = 2
+        internals.start_watch(self._arrival.call, self._over)
+        with self._front.lock:
+            if self._state != _EARLY:
+                self._answer = parked
+                self._state = _PARKED
+                return
+            self._state = _ANSWERING
+        self._send(self._answer)
+
+    def _complete(self, result: Any) -> None:
+        """The store's answer, from whatever thread."""
+        with self._front.lock:
+            if self._state != _PARKED:
+                if self._state == _RUNNING:
+                    self._answer = result
+                    self._state = _EARLY
+                return
+            self._state = _ANSWERING
+        self._send(result)
+
+    def _over(self, event: internals.Event) -> Tagged:
+        """The watched call is over: because it was answered, or because its caller left."""
+        del event
+        with self._front.lock:
+            gone = self._state == _PARKED
+            if gone:
+                self._state = _GONE
+        if gone:
+            self._answer.cancel()
+            return self, ()
+        self._due -= 1
+        return ON if self._due else (self, ())
+
+    # -- the last batch ------------------------------------------------------------------------------------------------
+
+    def _send(self, result: Any) -> None:
+        if isinstance(result, Refusal):
+            self._front.refused(self._method, self._arrival, result, None)
+            self._refusal_status(result)
+        else:
+            internals.start_answer(self._arrival.call, result, self, watched=True)
+
+    def _refuse(self, refused: Refusal, error: BaseException | None) -> None:
+        self._state = _ANSWERING
+        self._front.refused(self._method, self._arrival, refused, error)
+        self._refusal_status(refused)
+
+    def _refusal_status(self, refused: Refusal) -> None:
+        code, trailing = self._front.status(refused)
+        self._send_status(code, refused.message, trailing)
+
+    def _send_status(self, code: int, message: str, trailing: Any) -> None:
+        watched = self._due == 2
+        call = self._arrival.call
+        internals.start_status(call, code, message.encode(), trailing, self, watched=watched, begun=False)

@@ -1,0 +1,66 @@
+"""Where the calls come in, whatever transport carries them: shut until the store is ready, guarded if it is to be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pd_handoff_server import refusal
+from pd_handoff_server.refusal import Refusal
+
+from .admin import Admin
+from .calls import Calls
+from .guard import Approach, Guard
+from .principal import Principal
+
+STORE = "pd_handoff.v1.MetadataStore"
+ADMIN = "pd_handoff.v1.MetadataStoreAdmin"
+
+UNARY = (
+    "Capabilities",
+    "Reserve",
+    "Put",
+    "Get",
+    "Release",
+    "Abort",
+    "BatchReserve",
+    "BatchPut",
+    "BatchGet",
+)
+
+Report = Callable[[str, str, Refusal, BaseException | None], None]
+"""(method, peer, what the caller is told, the unforeseen error behind it)."""
+
+
+class Gate:
+    """One for all transports of a store.
+
+    Attributes:
+        calls, admin: None while the store is not ready.
+        guard: asked before each call of both services, None to let everybody in.
+    """
+
+    def __init__(self, guard: Guard | None = None) -> None:
+        self.calls: Calls | None = None
+        self.admin: Admin | None = None
+        self.guard = guard
+
+    def admit(self, method: str, approach: Approach) -> Principal | None:
+        """Ask the guard, if there is one, about a call of this full method name. Raises Denied."""
+        return None if self.guard is None else self.guard(method, approach)
+
+    def open(self, calls: Calls, admin: Admin) -> None:
+        """The store is ready."""
+        self.admin = admin
+        self.calls = calls
+
+    def ready_calls(self) -> Calls:
+        """Raises Refusal DRAINING while the store is not ready."""
+        if self.calls is None:
+            raise refusal.draining()
+        return self.calls
+
+    def ready_admin(self) -> Admin:
+        """Raises Refusal DRAINING while the store is not ready."""
+        if self.admin is None:
+            raise refusal.draining()
+        return self.admin

@@ -1,0 +1,53 @@
+"""Addresses bound to a server of either transport."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import grpc
+
+from .sockets import AddressError, SocketLock, explain
+
+
+class Bindable(Protocol):
+    """What both kinds of server have in common here."""
+
+    def add_insecure_port(self, address: str) -> int:
+        """Listen without TLS."""
+
+    def add_secure_port(self, address: str, server_credentials: grpc.ServerCredentials) -> int:
+        """Listen with TLS."""
+
+
+class Ports:
+    """What a server listens on. A Unix socket is locked against other stores until `release`."""
+
+    def __init__(self, listen: Sequence[str], credentials: grpc.ServerCredentials | None = None) -> None:
+        """`credentials`, if any, hold for all of `listen`."""
+        self._listen = listen
+        self._credentials = credentials
+        self._locks: list[SocketLock] = []
+
+    def bind(self, server: Bindable) -> list[str]:
+        """Bind; returns the addresses, with the ports that were chosen for 0. Raises AddressError."""
+        return [self._bind(server, address) for address in self._listen]
+
+    def _bind(self, server: Bindable, address: str) -> str:
+        if address.startswith("unix:"):
+            self._locks.append(SocketLock(address.removeprefix("unix:").removeprefix("//")))
+        try:
+            if self._credentials is None:
+                port = server.add_insecure_port(address)
+            else:
+                port = server.add_secure_port(address, self._credentials)
+        except RuntimeError:
+            port = 0
+        if not port:
+            raise AddressError(explain(address))
+        return address if address.startswith("unix:") else f"{address.rpartition(':')[0]}:{port}"
+
+    def release(self) -> None:
+        """Let go of the sockets."""
+        for lock in self._locks:
+            lock.release()

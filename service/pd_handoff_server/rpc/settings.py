@@ -1,0 +1,20 @@
+"""Settings of the server's channels, the same on every transport."""
+
+from __future__ import annotations
+
+
+def channel_arguments(max_message: int) -> list[tuple[str, int]]:
+    """For a server that takes and sends messages of up to `max_message` bytes."""
+    return [
+        ("grpc.so_reuseport", 0),  # else two stores would share a port and split its connections
+        ("grpc.max_receive_message_length", max_message),
+        ("grpc.max_send_message_length", max_message),
+        ("grpc.max_metadata_size", 16 * 1024),
+        ("grpc.max_concurrent_streams", 4096),
+        # Engines ping every few seconds to notice a dead store; the default policy would answer with GOAWAY.
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+        ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.keepalive_time_ms", 30_000),  # half-open peers are noticed within 50 s
+        ("grpc.keepalive_timeout_ms", 20_000),
+    ]

@@ -1,0 +1,59 @@
+"""Which transport carries the calls: the fast one where it works, else `grpc.aio`."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import grpc
+
+from .fast.probe import probe
+from .fast.server import FastServer
+from .gate import Gate, Report
+from .ports import Ports
+from .server import AioServer
+
+
+class TransportError(Exception):
+    """The transport that was asked for does not work here; the message says why."""
+
+
+class Transport(Protocol):
+    """A server of either transport.
+
+    Attributes:
+        name: fast or aio.
+    """
+
+    @property
+    def name(self) -> str:
+        """Of the transport."""
+
+    async def start(self) -> list[str]:
+        """Bind and listen, NOT_SERVING; returns the addresses. Raises AddressError."""
+
+    async def ready(self) -> None:
+        """SERVING from now on."""
+
+    async def drain(self) -> None:
+        """NOT_SERVING again."""
+
+    async def stop(self, grace: float) -> None:
+        """Take no more calls, let those in flight finish within `grace` seconds, and end."""
+
+
+def make_transport(wanted: str, ports: Ports, gate: Gate, max_message: int, report: Report, log: Any) -> Transport:
+    """`wanted` is auto, fast or aio. Tells the log what is in force.
+
+    Raises TransportError: the fast one was asked for by name and does not work here.
+    """
+    if wanted == "aio":
+        log.info("transport", transport="aio", grpcio=grpc.__version__)
+        return AioServer(ports, gate, max_message, report)
+    verdict = probe()
+    if verdict.problem is None:
+        log.info("transport", transport="fast", grpcio=grpc.__version__, polling=verdict.polling)
+        return FastServer(ports, gate, max_message, report)
+    if wanted == "fast":
+        raise TransportError(f"the fast transport does not work here ({verdict.problem}); use --transport auto or aio")
+    log.warning("transport fell back", transport="aio", grpcio=grpc.__version__, problem=verdict.problem)
+    return AioServer(ports, gate, max_message, report)
