@@ -16,6 +16,7 @@ from .arena.layout import Layout
 from .config import ConfigError, Settings
 from .lifecycle import Clock, SystemClock
 from .memory import ArenaTooLargeError
+from .persistence.errors import ArenaFileError
 from .plan import plan_main
 from .refusal import Refusal
 from .rpc.admin import Admin
@@ -98,6 +99,8 @@ class App:
         await self.server.stop(self.settings.grace - notice)
         if self.ticker is not None:
             self.ticker.stop()
+        if self.store is not None:
+            self.store.close()
         self.log.info("stopped")
 
 
@@ -114,7 +117,7 @@ async def serve(settings: Settings) -> int:
         loop.add_signal_handler(number, ending.set)
     try:
         await app.start()
-    except (AddressError, ArenaTooLargeError) as error:
+    except (AddressError, ArenaFileError, ArenaTooLargeError) as error:
         app.log.error("refused to start", error=str(error))
         await app.server.stop(0)
         return EXIT_FAILED

@@ -5,23 +5,40 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 
+import structlog
+
 from . import config
 from .arena.arena import Arena
 from .arena.layout import Layout
 from .config import Settings
 from .lifecycle import Clock, Lifecycle, Observer, TokenMint
 from .memory import available, check_fits
+from .persistence.file import allocated
+from .persistence.restart import Persistence
 from .store.embedded import EmbeddedStore
 from .store.ticker import Ticker
 
 
 def build_store(settings: Settings, clock: Clock, observers: Sequence[Observer] = ()) -> tuple[EmbeddedStore, Ticker]:
-    """Allocate the arena and join the store's parts, with the timer that it needs. Raises ArenaTooLargeError."""
+    """Allocate the arena and join the store's parts, with the timer that it needs.
+
+    Raises ArenaTooLargeError, and with an arena file ArenaFileError.
+    """
     layout = Layout(settings.limits())
-    check_fits(layout, settings.slots, available())
-    epoch = secrets.token_hex(8)
-    arena = Arena(settings.slots, layout)
-    lifecycle = Lifecycle(settings.slots, settings.policy(), clock, TokenMint(epoch), arena, observers)
+    policy = settings.policy()
+    held = allocated(settings.arena_file) if settings.arena_file else 0
+    room = available()
+    check_fits(layout, settings.slots, None if room is None else room + held)
+    kept = None
+    if settings.arena_file:
+        log = structlog.get_logger()
+        kept = Persistence(settings.arena_file, layout, settings.slots, policy, complain=log.error)
+    epoch = secrets.token_hex(8) if kept is None else kept.epoch
+    arena = Arena(settings.slots, layout) if kept is None else kept.arena
+    watching = observers if kept is None else (kept.journal, *observers)
+    lifecycle = Lifecycle(settings.slots, policy, clock, TokenMint(epoch), arena, watching)
+    if kept is not None:
+        _adopt(kept, lifecycle, clock, settings.arena_file)
     store = EmbeddedStore(
         arena,
         lifecycle,
@@ -32,4 +49,19 @@ def build_store(settings: Settings, clock: Clock, observers: Sequence[Observer] 
     )
     ticker = Ticker(store, clock)
     store.alarm = ticker.wake
+    if kept is not None:
+        store.commit, store.release_memory = kept.journal.commit, kept.close
     return store, ticker
+
+
+def _adopt(kept: Persistence, lifecycle: Lifecycle, clock: Clock, path: str) -> None:
+    try:
+        report = kept.adopt(lifecycle, clock)
+    except BaseException:
+        kept.close()
+        raise
+    log = structlog.get_logger()
+    if report.former_boot:
+        log.warning("arena file of an earlier boot of the machine: its records are gone, starting empty", path=path)
+    elif not report.fresh:
+        log.info("recovered", path=path, **report.counts())

@@ -101,6 +101,7 @@ class Settings:
     max_waiters: int = setting(16384, "calls that may wait at a time", least=0, most=1 << 20)
     tombstones: int = setting(65536, "outcomes of ended hand-offs that are remembered", least=0, most=1 << 24)
     tombstone_time: float = setting(120.0, "how long they are remembered", seconds, least=0, most=86400)
+    arena_file: str = setting("", "file, best in tmpfs, in which the arena outlives the process; none: it does not", word)
     max_batch: int = setting(128, "items of a batch call", least=1, most=4096)
     grace: float = setting(10.0, "how long calls in flight may take once the store drains", seconds, least=0, most=3600)
     drain_notice: float = setting(

@@ -40,7 +40,8 @@ class _Inside:
 class EmbeddedStore:
     """Implements `Store`. One thread at a time is inside; completions run after the lock is released.
 
-    `alarm` is called (locked) when something is due earlier than the moment that `tick` last returned.
+    `alarm` is called (locked) when something is due earlier than the moment that `tick` last returned, `commit` (locked)
+    before anybody learns of a change, `release_memory` when no call follows any more.
     """
 
     def __init__(
@@ -67,6 +68,8 @@ class EmbeddedStore:
         self._lock = threading.Lock()
         self._inside = _Inside(self)
         self.alarm: Callable[[], None] = lambda: None
+        self.commit: Callable[[], None] = lambda: None
+        self.release_memory: Callable[[], None] = lambda: None
 
     def enter(self) -> None:
         """Take the lock."""
@@ -75,7 +78,10 @@ class EmbeddedStore:
     def leave(self) -> None:
         """Settle, give the lock back, and run completions outside it, so that they may call the store."""
         try:
-            self._settle()
+            try:
+                self._settle()
+            finally:
+                self.commit()
         finally:
             self._lock.release()
         while self._answers:
@@ -394,6 +400,11 @@ class EmbeddedStore:
             self._draining = True
             for waiter in self._waiting.everyone():
                 self._finish(waiter, refusal.draining())
+
+    def close(self) -> None:
+        """See `Store`."""
+        with self._lock:
+            self.release_memory()
 
     def _refuse_draining(self) -> None:
         if self._draining:

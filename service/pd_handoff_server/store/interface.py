@@ -108,5 +108,8 @@ class Store(Protocol):
     def drain(self) -> None:
         """Take nothing new and wake whoever waits. Does not return."""
 
+    def close(self) -> None:
+        """Let go of what outlives the process; no call may follow."""
+
     def tick(self) -> int | None:
         """Do what is due; returns the monotonic moment in nanoseconds at which there may be more, if any."""

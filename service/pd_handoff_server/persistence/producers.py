@@ -1,0 +1,78 @@
+"""Producers' epochs in the file: a log in one of two halves; when it is full, what still counts moves to the other."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from . import codec
+from .codec import Producer
+from .errors import DamageError
+from .geometry import Region
+from .redo import Write
+
+Instance = tuple[str, str]
+
+
+class ProducerLog:
+    """The highest epoch of each instance, in the order in which they were last raised.
+
+    Attributes:
+        half, used: which half is in use, and the bytes used in it.
+    """
+
+    def __init__(self, memory: memoryview, region: Region, capacity: int) -> None:
+        self._memory = memory
+        self._offset = region.offset
+        self._room = region.size // 2
+        self._capacity = capacity
+        self.half = self.used = 0
+        self._epochs: OrderedDict[Instance, int] = OrderedDict()
+
+    def raise_epoch(self, namespace: str, instance_id: str, epoch: int) -> list[Write]:
+        """Note a higher epoch."""
+        instance = (namespace, instance_id)
+        self._epochs[instance] = epoch
+        self._epochs.move_to_end(instance)
+        while len(self._epochs) > self._capacity:
+            self._epochs.popitem(last=False)
+        data = codec.pack_producer(namespace, instance_id, epoch)
+        if self.used + len(data) > self._room:
+            self._move()
+            return []
+        at = self._offset + self.half * self._room + self.used
+        self.used += len(data)
+        return [(at, data)]
+
+    def _move(self) -> None:
+        """Write what counts to the idle half, which nothing refers to until the control block does.
+
+        Of more than three quarters of a half the instances that were raised longest ago are left out, so that the next
+        move is far off.
+        """
+        kept: list[bytes] = []
+        size = 0
+        for (namespace, instance_id), epoch in reversed(self._epochs.items()):
+            data = codec.pack_producer(namespace, instance_id, epoch)
+            if size + len(data) > self._room * 3 // 4:
+                break
+            kept.append(data)
+            size += len(data)
+        self.half = 1 - self.half
+        start = self._offset + self.half * self._room
+        self._memory[start : start + size] = b"".join(reversed(kept))
+        self.used = size
+
+    def load(self, half: int, used: int) -> list[Producer]:
+        """Read what a former process left; returns it, raised longest ago first. Raises DamageError."""
+        if half not in (0, 1) or used > self._room:
+            raise DamageError("the producers' epochs")
+        self.half, self.used = half, used
+        start = self._offset + half * self._room
+        log = self._memory[start : start + used]
+        at = 0
+        while at < used:
+            size, (instance, epoch) = codec.unpack_producer(log[at:])
+            self._epochs[instance] = epoch
+            self._epochs.move_to_end(instance)
+            at += size
+        return list(self._epochs.items())
