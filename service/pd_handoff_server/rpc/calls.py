@@ -234,7 +234,7 @@ class Calls:
         requests.refuse(found)
         expected = request.expected_store_epoch
         if expected and expected != self._epoch:
-            raise refusal.store_restarted(expected, self._epoch)
+            raise refusal.store_restarted(expected[:64], self._epoch)
         later = _then(self._get_bytes, done)
         answer = self._store.get(key, request.attempt, reader_id, request.consume, call.patience(wait), later)
         return self._get_bytes(answer) if isinstance(answer, Reading) else answer
@@ -299,6 +299,9 @@ class Calls:
                 answer = wire.framed(2, to_status(refused).SerializeToString())
                 gathering.results[index] = wire.framed(1, answer)
                 continue
+            except Exception:
+                gathering.cancel()  # the call fails as a whole: leave no item waiting for nobody
+                raise
             if isinstance(answer, bytes):
                 gathering.results[index] = wire.framed(1, wire.framed(1, answer))
             else:
