@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ipaddress
 import math
 import os
 import re
@@ -99,15 +100,33 @@ class Settings:
     consumed_grace: float = setting(30.0, "how long a consumed record can be read again", seconds, least=0, most=86400)
     max_wait: float = setting(600.0, "longest wait of a Get or a Reserve", seconds, least=0, most=86400)
     max_waiters: int = setting(16384, "calls that may wait at a time", least=0, most=1 << 20)
+    max_waiting_bytes: int = setting(
+        256 << 20, "bytes that waiting calls may hold: their requests, and the records of one-shot Puts", size, least=0
+    )
+    namespace_slots: tuple[str, ...] = setting(
+        (), "NAMESPACE=N: slots that hand-offs of a namespace may hold at a time; repeat for several", word
+    )
     tombstones: int = setting(65536, "outcomes of ended hand-offs that are remembered", least=0, most=1 << 24)
     tombstone_time: float = setting(120.0, "how long they are remembered", seconds, least=0, most=86400)
-    arena_file: str = setting("", "file, best in tmpfs, in which the arena outlives the process; none: it does not", word)
+    arena_file: str = setting(
+        "", "file, best in tmpfs, in which the arena outlives the process; none: it does not", word
+    )
     max_batch: int = setting(128, "items of a batch call", least=1, most=4096)
     grace: float = setting(10.0, "how long calls in flight may take once the store drains", seconds, least=0, most=3600)
     drain_notice: float = setting(
         0.5, "how long a draining store still answers, so that callers and probes notice", seconds, least=0, most=600
     )
     admin_contents: bool = setting(False, "let GetHandoff of the admin service show records", switch)
+    insecure: bool = setting(False, "allow plaintext beyond loopback and Unix sockets", switch)
+    tls_cert: str = setting("", "certificate chain (PEM) for TLS on every TCP address; read again when changed", word)
+    tls_key: str = setting("", "key (PEM) of --tls-cert", word)
+    tls_client_ca: str = setting("", "authorities (PEM) of callers' certificates, which are then required", word)
+    tls_roles: str = setting("", "file of certificate names with their roles and namespaces", word)
+    token_file: str = setting("", "file of bearer tokens with their names, roles and namespaces", word)
+    max_connections: int = setting(4096, "connections to each address", least=1, most=1 << 20)
+    max_streams: int = setting(4096, "calls in flight on a connection", least=1, most=1 << 20)
+    metrics_listen: str = setting("", "address of the Prometheus metrics, host:port; left out: none", word)
+    otlp_endpoint: str = setting("", "where to send a span of each call, as http://host:4317; left out: nowhere", word)
     transport: str = setting(
         "auto",
         "how calls are carried; auto: fast where it works with the gRPC that is installed, else aio",
@@ -137,6 +156,18 @@ class Settings:
             tombstones=self.tombstones,
         )
 
+    def quotas(self) -> dict[str, int]:
+        """Slots that each of these namespaces may hold. Raises ConfigError."""
+        found: dict[str, int] = {}
+        for text in self.namespace_slots:
+            namespace, _, number = text.rpartition("=")
+            if "=" not in text or not re.fullmatch(r"[A-Za-z0-9._-]{0,128}", namespace) or not number.isdecimal():
+                raise ConfigError(f"--namespace-slots must be NAMESPACE=N with a legal namespace, not {text!r}")
+            if namespace in found:
+                raise ConfigError(f"--namespace-slots names {namespace!r} twice")
+            found[namespace] = int(number)
+        return found
+
 
 def nanoseconds(value: float) -> int:
     """Seconds as nanoseconds."""
@@ -163,12 +194,14 @@ def add_arguments(parser: argparse.ArgumentParser, names: Sequence[str] | None =
         if isinstance(default, bool):
             default = "yes" if default else "no"
         bounds = _bounds_text(meta)
+        optional: dict[str, Any] = {"nargs": "?", "const": "yes"} if meta["parse"] is switch else {}
         parser.add_argument(
             flag(spec.name),
             dest=spec.name,
             action="append" if isinstance(spec.default, tuple) else "store",
             metavar=meta["parse"].__name__.upper() if not meta["choices"] else "|".join(meta["choices"]),
-            help=f"{meta['what']} (default {default}{bounds}; {variable(spec.name)})".replace("%", "%%"),
+            help=f"{meta['what']} (default {default or 'none'}{bounds}; {variable(spec.name)})".replace("%", "%%"),
+            **optional,
         )
 
 
@@ -230,5 +263,44 @@ def _agree(settings: Settings) -> None:
         if address.startswith("unix:"):
             if not address.removeprefix("unix:"):
                 raise ConfigError("--listen unix: needs a path")
-        elif not re.fullmatch(r"(.+):(\d{1,5})", address) or int(address.rpartition(":")[2]) > 65535:
+        elif not _is_host_port(address):
             raise ConfigError(f"--listen must be host:port (port up to 65535) or unix:PATH, not {address!r}")
+    if settings.metrics_listen and not _is_host_port(settings.metrics_listen):
+        raise ConfigError(f"--metrics-listen must be host:port (port up to 65535), not {settings.metrics_listen!r}")
+    settings.quotas()
+    _agree_on_security(settings)
+
+
+def _agree_on_security(settings: Settings) -> None:
+    if bool(settings.tls_cert) != bool(settings.tls_key):
+        raise ConfigError("--tls-cert and --tls-key go together")
+    if settings.tls_client_ca and not settings.tls_cert:
+        raise ConfigError("--tls-client-ca needs --tls-cert and --tls-key")
+    if settings.tls_roles and not settings.tls_client_ca:
+        raise ConfigError("--tls-roles needs --tls-client-ca: without it no caller shows a certificate")
+    if settings.insecure:
+        return
+    for address in settings.listen:
+        if not settings.tls_cert and not address.startswith("unix:") and not is_loopback(address):
+            raise ConfigError(
+                f"--listen {address} would serve in plaintext beyond this machine; give --tls-cert and --tls-key, or "
+                "say --insecure if the network lets nobody else in"
+            )
+    if settings.metrics_listen and not is_loopback(settings.metrics_listen):
+        raise ConfigError(
+            f"--metrics-listen {settings.metrics_listen} would show metrics beyond this machine; listen on loopback, "
+            "or say --insecure if the network lets nobody else in"
+        )
+
+
+def _is_host_port(address: str) -> bool:
+    return bool(re.fullmatch(r"(.+):(\d{1,5})", address)) and int(address.rpartition(":")[2]) <= 65535
+
+
+def is_loopback(address: str) -> bool:
+    """Whether only this machine can reach host:port, told by the address alone."""
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -19,9 +19,10 @@ class Refusal(Exception):  # noqa: N818 - it is an answer, not an error of ours
         metadata: what `ErrorInfo.metadata` carries.
         violations: (field path, what is wrong) pairs of a malformed request.
         retry_after: seconds after which a retry makes sense, or None when it does not.
+        quota: of ARENA_FULL, the namespace that has used up its slots; None when there are no slots at all.
     """
 
-    __slots__ = ("message", "metadata", "reason", "retry_after", "violations")
+    __slots__ = ("message", "metadata", "quota", "reason", "retry_after", "violations")
 
     def __init__(
         self,
@@ -38,6 +39,7 @@ class Refusal(Exception):  # noqa: N818 - it is an answer, not an error of ours
         self.metadata = dict(metadata or {})
         self.violations = tuple(violations)
         self.retry_after = retry_after
+        self.quota: str | None = None
 
 
 def overflow(field: str, requested: int, limit: int, *, token_index: int | None = None) -> Refusal:
@@ -65,11 +67,34 @@ def arena_full(slots_total: int, in_use: int, retry_after: float) -> Refusal:
     )
 
 
+def namespace_full(namespace: str, limit: int, held: int, retry_after: float) -> Refusal:
+    """A namespace holds as many slots as it may."""
+    refused = Refusal(
+        "ARENA_FULL",
+        f"namespace {namespace!r} holds all the slots it may ({held} of {limit}); retry later, wait with max_wait, or "
+        "raise its --namespace-slots",
+        {"slots_total": str(limit), "in_use": str(held)},
+        retry_after=retry_after,
+    )
+    refused.quota = namespace
+    return refused
+
+
 def too_many_waiters(limit: int, retry_after: float = 0.1) -> Refusal:
     """More parked calls than allowed."""
     return Refusal(
         "TOO_MANY_WAITERS",
         f"{limit} calls wait already; retry later, or raise --max-waiters",
+        {"limit": str(limit)},
+        retry_after=retry_after,
+    )
+
+
+def too_many_waiting_bytes(limit: int, retry_after: float = 0.1) -> Refusal:
+    """Parked calls hold more memory than allowed."""
+    return Refusal(
+        "TOO_MANY_WAITERS",
+        f"calls that wait hold up to {limit} bytes already; retry later, or raise --max-waiting-bytes",
         {"limit": str(limit)},
         retry_after=retry_after,
     )

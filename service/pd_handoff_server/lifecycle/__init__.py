@@ -3,6 +3,7 @@
 from .clock import Clock, SystemClock
 from .machine import Lifecycle
 from .model import Failure, Handoff, Key, Observer, Outcome, Policy, Rows, Spec, State, Tombstone, reader_mark
+from .quotas import Quotas
 from .tokens import TokenMint
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "Observer",
     "Outcome",
     "Policy",
+    "Quotas",
     "Rows",
     "Spec",
     "State",

@@ -13,6 +13,7 @@ from .clock import Clock
 from .deadlines import Deadlines
 from .model import Failure, Handoff, Key, Observer, Outcome, Policy, Rows, Spec, State, Tombstone
 from .producers import Producers
+from .quotas import Quotas
 from .slots import Slots
 from .tokens import TokenMint
 from .tombstones import Tombstones
@@ -24,7 +25,8 @@ class Lifecycle:
     """Every rule about who owns which hand-off, and until when. Not thread-safe: the store locks around it.
 
     Time comes from `clock`; whatever is overdue ends before a call is judged, so a late timer changes no answer.
-    `touched` collects the keys whose readers may have an answer now; the store takes and clears it.
+    `touched` collects the keys whose readers may have an answer now; the store takes and clears it. `published` counts
+    the hand-offs in that state.
     """
 
     def __init__(
@@ -35,14 +37,17 @@ class Lifecycle:
         mint: TokenMint,
         rows: Rows,
         observers: Sequence[Observer] = (),
+        quotas: Quotas | None = None,
     ) -> None:
         self.policy = policy
+        self.published = 0
         self.slots = Slots(slots)
         self.touched: list[Key] = []
         self._clock = clock
         self._mint = mint
         self._rows = rows
         self._observers = tuple(observers)
+        self.quotas = Quotas({}) if quotas is None else quotas
         self._live: dict[Key, Handoff] = {}
         self._tombstones = Tombstones(policy.tombstones)
         self._producers = Producers(policy.producers)
@@ -75,6 +80,8 @@ class Lifecycle:
             supply = self.available + self._restartable(plan.spec) if barge else self._restartable(plan.spec)
             if supply < 1:
                 raise self.full()
+        if self.quotas.limits:
+            self._check_quotas([plan])
         return self._carry_out(plan)
 
     def reserve_all(self, specs: Sequence[Spec], *, barge: bool = True) -> list[Handoff]:
@@ -96,16 +103,26 @@ class Lifecycle:
             own.update(self._consumed)
         if wanted > len(own) + (self.slots.free if barge else 0):
             raise self.full()
+        if self.quotas.limits:
+            self._check_quotas(plans)
         for plan in plans:
             # The replaced first: a slot freed by one item may serve another.
             self._replace(plan)
         return [self._carry_out(plan) for plan in plans]
 
-    def full(self) -> Refusal:
-        """ARENA_FULL, with a hint when a slot may come back."""
+    def _check_quotas(self, plans: Sequence[Plan]) -> None:
+        exceeded = self.quotas.exceeded(plans, self._outdated)
+        if exceeded is not None:
+            raise self.full(exceeded)
+
+    def full(self, namespace: str | None = None) -> Refusal:
+        """ARENA_FULL, with a hint when a slot may come back; with a namespace, because of its quota."""
         due = self._deadlines.next()
         wait = 1.0 if due is None else (due - self._clock.monotonic()) / _SECOND
-        return refusal.arena_full(self.slots.total, self.in_use, min(max(wait, 0.05), 1.0))
+        wait = min(max(wait, 0.05), 1.0)
+        if namespace is not None:
+            return refusal.namespace_full(namespace, self.quotas.limits[namespace], self.quotas.held[namespace], wait)
+        return refusal.arena_full(self.slots.total, self.in_use, wait)
 
     def _carry_out(self, plan: Plan) -> Handoff:
         spec = plan.spec
@@ -114,8 +131,7 @@ class Lifecycle:
             self._renew(plan.kept, spec)
             return plan.kept
         self._replace(plan)
-        fenced = self._tombstones.fence(spec.key, spec.attempt)
-        if fenced is not None:
+        for fenced in self._tombstones.fence(spec.key, spec.attempt):
             for observer in self._observers:
                 observer.forgotten(fenced)
         if not self.slots.free:
@@ -126,6 +142,8 @@ class Lifecycle:
         token = self._mint.mint(slot, generation)
         handoff = Handoff(spec, slot, generation, token, self.policy.grant(spec.lease), now, self._clock.wall())
         self._live[spec.key] = handoff
+        if self.quotas.limits:
+            self.quotas.take(spec.key[0])
         self._index_producer(handoff)
         self._deadlines.watch(handoff)
         for observer in self._observers:
@@ -217,6 +235,7 @@ class Lifecycle:
         """The row of a RESERVED hand-off is written: let readers see it."""
         now = self._clock.monotonic()
         handoff.state = State.PUBLISHED
+        self.published += 1
         handoff.published_mono = now
         handoff.published_wall = self._clock.wall()
         handoff.deadline = now + self.policy.retention
@@ -256,6 +275,9 @@ class Lifecycle:
 
     def _complete(self, handoff: Handoff) -> None:
         handoff.state = State.CONSUMED
+        self.published -= 1
+        if self.quotas.limits:
+            self.quotas.give(handoff.key[0])
         handoff.deadline = self._clock.monotonic() + self.policy.consumed_grace
         self._deadlines.watch(handoff)
         self._consumed[handoff.slot] = handoff
@@ -370,6 +392,10 @@ class Lifecycle:
             )
             self._bury(tombstone)
         del self._live[handoff.key]
+        if handoff.state is State.PUBLISHED:
+            self.published -= 1
+        if self.quotas.limits and handoff.state is not State.CONSUMED:
+            self.quotas.give(handoff.key[0])
         self._deadlines.forget(handoff)
         self._consumed.pop(slot, None)
         self._unindex_producer(handoff)
@@ -397,6 +423,21 @@ class Lifecycle:
     def in_use(self) -> int:
         """Slots that no Reserve could have."""
         return self.slots.total - self.available
+
+    @property
+    def live(self) -> int:
+        """Hand-offs that hold a slot."""
+        return len(self._live)
+
+    @property
+    def consumed(self) -> int:
+        """Slots of consumed hand-offs that can still be read."""
+        return len(self._consumed)
+
+    @property
+    def remembered(self) -> tuple[int, int]:
+        """How many outcomes and how many producers are remembered."""
+        return len(self._tombstones), len(self._producers)
 
     def state_of(self, key: Key) -> str:
         """The state of a key in one word: NONE, RESERVED, PUBLISHED, CONSUMED, ABORTED or EXPIRED."""
@@ -443,6 +484,9 @@ class Lifecycle:
         self.slots.adopt(generations, {handoff.slot for handoff in handoffs})
         for handoff in handoffs:
             self._live[handoff.key] = handoff
+            self.published += handoff.state is State.PUBLISHED
+            if self.quotas.limits and handoff.state is not State.CONSUMED:
+                self.quotas.take(handoff.key[0])
             self._deadlines.watch(handoff)
             if handoff.state is State.RESERVED:
                 self._index_producer(handoff)

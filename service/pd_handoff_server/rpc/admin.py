@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from pd_handoff.v1 import admin_pb2, record_pb2
 from pd_handoff.v1 import metadata_store_pb2 as pb
 
+from pd_handoff_server import refusal
 from pd_handoff_server.arena.draft import Violations
 from pd_handoff_server.arena.layout import WIDTHS
 from pd_handoff_server.lifecycle.model import Handoff, Key, Tombstone
-from pd_handoff_server.store.interface import LIVE_STATES, Sight, Store, state_word
+from pd_handoff_server.store.interface import LIVE_STATES, Done, Sight, Store, state_word
 
 from . import requests
+from .calls import Answer, Call, Handler, Wrap, parse, wrapped
 from .capabilities import duration
+from .principal import CONTENTS
 from .wire import timestamp
 
 _PAGE: Final = 100
@@ -21,20 +25,39 @@ _LARGEST_PAGE: Final = 1000
 
 
 class Admin:
-    """Both calls, on messages. Raises Refusal."""
+    """Both calls, on messages or, by `handlers`, on bytes. Raises Refusal.
 
-    def __init__(self, store: Store, *, contents: bool) -> None:
-        """`contents` permits GetHandoff to return records."""
+    Attributes:
+        handlers: by method name, as those of `Calls`.
+    """
+
+    def __init__(self, store: Store, *, contents: bool, wraps: Sequence[Wrap] = ()) -> None:
+        """`contents` permits GetHandoff to return records. `wraps` go around each handler, the first one innermost."""
         self._store = store
         self._contents = contents
+        handlers: dict[str, Handler] = {"ListHandoffs": self._list_bytes, "GetHandoff": self._get_bytes}
+        self.handlers: Final[dict[str, Handler]] = wrapped(handlers, wraps)
 
-    def list_handoffs(self, request: admin_pb2.ListHandoffsRequest) -> admin_pb2.ListHandoffsResponse:
-        """One page of what the store knows."""
+    def _list_bytes(self, data: bytes, call: Call, done: Done) -> Answer:
+        del done
+        return self.list_handoffs(parse(admin_pb2.ListHandoffsRequest, data), call).SerializeToString()
+
+    def _get_bytes(self, data: bytes, call: Call, done: Done) -> Answer:
+        del done
+        return self.get_handoff(parse(admin_pb2.GetHandoffRequest, data), call).SerializeToString()
+
+    def list_handoffs(
+        self, request: admin_pb2.ListHandoffsRequest, call: Call | None = None
+    ) -> admin_pb2.ListHandoffsResponse:
+        """One page of what the store knows, or of what the caller may see of it."""
+        principal = None if call is None else call.principal
+        namespaces = None if principal is None else principal.namespaces("ListHandoffs")
         found: Violations = []
-        namespace = None
         if request.HasField("namespace"):
+            if namespaces is not None and request.namespace not in namespaces:
+                raise refusal.permission_denied()
             key = record_pb2.HandoffKey(namespace=request.namespace, room=0)
-            namespace = requests.key_of(key, found)[0]
+            namespaces = frozenset((requests.key_of(key, found)[0],))
         after = 0
         if request.page_token:
             if request.page_token.isascii() and request.page_token.isdigit() and len(request.page_token) < 10:
@@ -49,13 +72,19 @@ class Admin:
                 found.append(("states", "must be states of a hand-off"))
         requests.refuse(found)
         size = min(request.page_size or _PAGE, _LARGEST_PAGE)
-        sights, more = self._store.look(namespace, frozenset(states), after, size)
+        sights, more = self._store.look(namespaces, frozenset(states), after, size)
         response = admin_pb2.ListHandoffsResponse(next_page_token=str(more) if more else "")
         response.handoffs.extend(map(_message, sights))
         return response
 
-    def get_handoff(self, request: admin_pb2.GetHandoffRequest) -> admin_pb2.GetHandoffResponse:
+    def get_handoff(
+        self, request: admin_pb2.GetHandoffRequest, call: Call | None = None
+    ) -> admin_pb2.GetHandoffResponse:
         """The newest attempt of one key."""
+        if call is not None and call.principal is not None:
+            call.permit("GetHandoff", request.key.namespace)
+            if request.include_record:
+                call.permit(CONTENTS, request.key.namespace)
         found: Violations = []
         key = requests.key_of(request.key, found)
         if request.include_record and not self._contents:

@@ -18,7 +18,7 @@ from pd_handoff_server.lifecycle.admission import outcome_refusal
 from pd_handoff_server.lifecycle.clock import Clock
 from pd_handoff_server.refusal import Refusal
 
-from .interface import LIVE_STATES, Done, Facts, Parked, Reading, Sight, state_word
+from .interface import LIVE_STATES, Census, Done, Facts, Origin, Parked, Reading, Sight, state_word
 from .waiting import Claimant, Reader, Waiter, Waiting
 
 
@@ -53,6 +53,7 @@ class EmbeddedStore:
         epoch: str,
         max_wait: int,
         max_waiters: int,
+        max_waiting_bytes: int = 256 << 20,
     ) -> None:
         self._arena = arena
         self._layout = arena.layout
@@ -61,6 +62,7 @@ class EmbeddedStore:
         self._epoch = epoch
         self._max_wait = max_wait
         self._max_waiters = max_waiters
+        self._max_waiting_bytes = max_waiting_bytes
         self._waiting = Waiting()
         self._answers: deque[tuple[Done, Any]] = deque()
         self._draining = False
@@ -111,54 +113,82 @@ class EmbeddedStore:
         """How many calls wait."""
         return len(self._waiting)
 
+    def census(self) -> Census:
+        """See `Store`."""
+        with self._lock:
+            lifecycle, waiting = self._lifecycle, self._waiting
+            slots = lifecycle.slots
+            published, consumed = lifecycle.published, lifecycle.consumed
+            withheld = slots.total - slots.free - lifecycle.live
+            return Census(
+                free=slots.free,
+                reserved=lifecycle.live - published - consumed,
+                published=published,
+                consumed=consumed,
+                quarantined=withheld,
+                waiting_readers=len(waiting) - waiting.claimants,
+                waiting_claimants=waiting.claimants,
+                waiting_bytes=waiting.weight,
+                tombstones=lifecycle.remembered[0],
+                producers=lifecycle.remembered[1],
+            )
+
     def check_widths(self, widths: tuple[int, ...]) -> None:
         """See `Store`."""
         check_widths(widths, self._layout)
 
     # -- Reserve -------------------------------------------------------------------------------------------------------
 
-    def reserve(self, spec: Spec, max_wait: int, done: Done) -> Handoff | Parked:
+    def reserve(self, spec: Spec, max_wait: int, done: Done, origin: Origin | None = None) -> Handoff | Parked:
         """See `Store`."""
         with self._inside:
             self._refuse_draining()
             try:
-                return self._reserve(spec, barge=not self._waiting.queue)
+                return self._reserve(spec)
             except Refusal as refused:
-                if refused.reason != "ARENA_FULL" or max_wait <= 0:
-                    raise
-                return self._park(Claimant([spec], self._until(max_wait), done, self._cancel))
+                self._refuse_unless_waiting_helps(refused, max_wait, [spec])
+                return self._park(Claimant([spec], self._until(max_wait), done, self._cancel), origin)
 
-    def reserve_all(self, specs: Sequence[Spec], max_wait: int, done: Done) -> list[Handoff] | Parked:
+    def reserve_all(
+        self, specs: Sequence[Spec], max_wait: int, done: Done, origin: Origin | None = None
+    ) -> list[Handoff] | Parked:
         """See `Store`."""
         with self._inside:
             self._refuse_draining()
             try:
-                return self._reserve_all(specs, barge=not self._waiting.queue)
+                return self._reserve_all(specs)
             except Refusal as refused:
-                if refused.reason != "ARENA_FULL" or max_wait <= 0 or len(specs) > self._arena.slots:
-                    raise
-                return self._park(Claimant(list(specs), self._until(max_wait), done, self._cancel, batch=True))
+                self._refuse_unless_waiting_helps(refused, max_wait, specs)
+                return self._park(Claimant(list(specs), self._until(max_wait), done, self._cancel, batch=True), origin)
 
-    def _reserve(self, spec: Spec, *, barge: bool) -> Handoff:
+    def _refuse_unless_waiting_helps(self, refused: Refusal, max_wait: int, specs: Sequence[Spec]) -> None:
+        if refused.reason != "ARENA_FULL" or self._lifecycle.quotas.hopeless(specs) or len(specs) > self._arena.slots:
+            raise refused
+        if max_wait <= 0:
+            shelf = self._waiting.shelf_before(specs)
+            raise refused if shelf is None else self._lifecycle.full(shelf)
+
+    def _reserve(self, spec: Spec) -> Handoff:
         plan = self._lifecycle.admit(spec)
         if spec.widths is not None:
             check_widths(spec.widths, self._layout)
-        handoff = self._lifecycle.commit(plan, barge=barge)
+        waiting = self._waiting
+        handoff = self._lifecycle.commit(plan, barge=not (waiting.claimants and waiting.anyone_before([spec])))
         self._note_reserved([spec])
         return handoff
 
-    def _reserve_all(self, specs: Sequence[Spec], *, barge: bool) -> list[Handoff]:
+    def _reserve_all(self, specs: Sequence[Spec]) -> list[Handoff]:
         for spec in specs:
             self._lifecycle.admit(spec)
             if spec.widths is not None:
                 check_widths(spec.widths, self._layout)
-        handoffs = self._lifecycle.reserve_all(specs, barge=barge)
+        handoffs = self._lifecycle.reserve_all(specs, barge=not self._waiting.anyone_before(specs))
         self._note_reserved(specs)
         return handoffs
 
     def _note_reserved(self, specs: Sequence[Spec]) -> None:
         """Others may wait for a slot for these very keys; they need none, or may have none, from now on."""
-        if self._waiting.queue:
+        if self._waiting.claimants:
             self._lifecycle.touched.extend(spec.key for spec in specs)
 
     # -- Put -----------------------------------------------------------------------------------------------------------
@@ -193,29 +223,41 @@ class EmbeddedStore:
             raise refusal.record_immutable()
         raise outcome_refusal(ended, reading=False)
 
-    def put_reserving(self, spec: Spec, record: record_pb2.HandoffRecord, max_wait: int, done: Done) -> int | Parked:
+    def put_reserving(
+        self, spec: Spec, record: record_pb2.HandoffRecord, max_wait: int, done: Done, origin: Origin | None = None
+    ) -> int | Parked:
         """See `Store`."""
         with self._inside:
             self._refuse_draining()
             owned = self._lifecycle.owned(spec)
             if owned is not None:
                 return self._put(owned, record)
-            return self._put_reserving(spec, record, max_wait, done)
+            return self._put_reserving(spec, record, max_wait, done, origin)
 
-    def _put_reserving(self, spec: Spec, record: record_pb2.HandoffRecord, max_wait: int, done: Done) -> int | Parked:
+    def _put_reserving(
+        self, spec: Spec, record: record_pb2.HandoffRecord, max_wait: int, done: Done, origin: Origin | None
+    ) -> int | Parked:
         self._lifecycle.admit(spec)
         draft = measure(record, self._layout)
         try:
-            handoff = self._reserve(spec, barge=not self._waiting.queue)
+            handoff = self._reserve(spec)
         except Refusal as refused:
-            if refused.reason != "ARENA_FULL" or max_wait <= 0:
-                raise
-            return self._park(Claimant([spec], self._until(max_wait), done, self._cancel, draft=draft))
+            self._refuse_unless_waiting_helps(refused, max_wait, [spec])
+            return self._park(Claimant([spec], self._until(max_wait), done, self._cancel, draft=draft), origin)
         return self._publish(handoff, draft)
 
     # -- Get -----------------------------------------------------------------------------------------------------------
 
-    def get(self, key: Key, attempt: int, reader_id: str, consume: bool, max_wait: int, done: Done) -> Reading | Parked:
+    def get(
+        self,
+        key: Key,
+        attempt: int,
+        reader_id: str,
+        consume: bool,
+        max_wait: int,
+        done: Done,
+        origin: Origin | None = None,
+    ) -> Reading | Parked:
         """See `Store`."""
         with self._inside:
             reading = self._read(key, attempt, reader_id, consume)
@@ -225,7 +267,7 @@ class EmbeddedStore:
                 raise self._not_there(key, attempt, waited=False)
             self._refuse_draining()
             parts = (attempt, reader_id, consume)
-            return self._park(Reader(key, self._until(max_wait), done, self._cancel, *parts))
+            return self._park(Reader(key, self._until(max_wait), done, self._cancel, *parts), origin)
 
     def _read(self, key: Key, attempt: int, reader_id: str, consume: bool) -> Reading | None:
         handoff = self._lifecycle.find(key, attempt)
@@ -272,11 +314,26 @@ class EmbeddedStore:
     def _until(self, max_wait: int) -> int:
         return self._clock.monotonic() + min(max_wait, self._max_wait)
 
-    def _park(self, waiter: Waiter) -> Parked:
-        if len(self._waiting) >= self._max_waiters:
-            raise refusal.too_many_waiters(self._max_waiters)
-        self._waiting.add(waiter)
+    def _park(self, waiter: Waiter, origin: Origin | None) -> Parked:
+        if origin is not None:
+            waiter.sharer = origin.sharer
+            waiter.weight += origin.take_weight()
+        waiting = self._waiting
+        if len(waiting) >= self._max_waiters:
+            refused = refusal.too_many_waiters(self._max_waiters)
+            self._push_out(waiting.share, waiting.share(waiter.sharer) + 1, refused)
+        while waiting.weight + waiter.weight > self._max_waiting_bytes:  # ends: each turn raises or takes one out
+            refused = refusal.too_many_waiting_bytes(self._max_waiting_bytes)
+            self._push_out(waiting.burden, waiting.burden(waiter.sharer) + waiter.weight, refused)
+        waiting.add(waiter)
         return waiter
+
+    def _push_out(self, measure: Callable[[str], int], mine: int, refused: Refusal) -> None:
+        """Take a place from whoever has most, if they have more than the newcomer will have; else refuse that one."""
+        victim = self._waiting.newest_of_greediest(measure)
+        if victim is None or measure(victim.sharer) <= mine:
+            raise refused
+        self._finish(victim, refused)
 
     def _cancel(self, waiter: Waiter) -> bool:
         with self._inside:
@@ -319,7 +376,7 @@ class EmbeddedStore:
 
     def _reconsider(self, key: Key) -> None:
         """The key changed: answer those who wait for a slot for it and need none now, or may have none."""
-        if not self._waiting.queue:
+        if not self._waiting.claimants:
             return
         for waiter in self._waiting.of(key):
             if isinstance(waiter, Claimant):
@@ -332,13 +389,28 @@ class EmbeddedStore:
                     self._grant(waiter)
 
     def _serve_queue(self) -> bool:
-        served = False
-        while (head := self._waiting.head()) is not None and self._grant(head):
-            served = True
+        waiting, served = self._waiting, False
+        passed: set[str] = set()  # namespaces whose first in line has to wait for their quota
+        while (turn := waiting.next_claimant(self._lifecycle.quotas.has_room, passed)) is not None:
+            behind = next((spec.key[0] for spec in turn.specs if spec.key[0] in passed), None) if passed else None
+            if behind is not None and turn.shelf is None:
+                waiting.shelve(turn, behind)
+                continue
+            refused = self._grant(turn)
+            if refused is None:
+                served = True
+            elif refused.quota is None:  # no slot for anybody
+                if turn.shelf is not None:
+                    waiting.shelve(turn, None)
+                break
+            else:
+                passed.add(refused.quota)
+                if turn.shelf != refused.quota:
+                    waiting.shelve(turn, refused.quota)
         return served
 
-    def _grant(self, waiter: Claimant) -> bool:
-        """Try to give a waiting claimant what it waits for; False when there is no slot yet."""
+    def _grant(self, waiter: Claimant) -> Refusal | None:
+        """Try to give a waiting claimant what it waits for; ARENA_FULL when it has to go on waiting."""
         try:
             if waiter.batch:
                 result: Any = self._lifecycle.reserve_all(waiter.specs)
@@ -348,12 +420,12 @@ class EmbeddedStore:
                 result = self._grant_put(waiter.specs[0], waiter.draft)
         except Refusal as refused:
             if refused.reason == "ARENA_FULL":
-                return False
+                return refused
             result = refused
         self._finish(waiter, result)
         if not isinstance(result, Refusal):
             self._note_reserved(waiter.specs)
-        return True
+        return None
 
     def _grant_put(self, spec: Spec, draft: Draft) -> int:
         owned = self._lifecycle.owned(spec)
@@ -382,7 +454,7 @@ class EmbeddedStore:
                     except Refusal as refused:
                         result = refused
                 else:
-                    result = self._lifecycle.full()
+                    result = self._lifecycle.full(waiter.shelf if isinstance(waiter, Claimant) else None)
                 self._finish(waiter, result)
             self._settle()
             self._armed = due = self._next_deadline()
@@ -412,7 +484,9 @@ class EmbeddedStore:
 
     # -- looking -------------------------------------------------------------------------------------------------------
 
-    def look(self, namespace: str | None, states: frozenset[str], after: int, count: int) -> tuple[list[Sight], int]:
+    def look(
+        self, namespaces: frozenset[str] | None, states: frozenset[str], after: int, count: int
+    ) -> tuple[list[Sight], int]:
         """See `Store`."""
         with self._lock:
             entries: list[Handoff | Tombstone] = list(self._lifecycle.handoffs())
@@ -421,7 +495,7 @@ class EmbeddedStore:
             chosen = (
                 entry
                 for entry in entries
-                if (namespace is None or entry.key[0] == namespace) and state_word(entry) in states
+                if (namespaces is None or entry.key[0] in namespaces) and state_word(entry) in states
             )
             page = list(islice(chosen, after, after + count + 1))
             more = after + count if len(page) > count else 0

@@ -30,6 +30,21 @@ class Parked(Protocol):
         """Give up; True when `done` has not been and will not be called. Nothing is marked."""
 
 
+class Origin(Protocol):
+    """Where a call comes from; asked only when it has to wait.
+
+    Attributes:
+        sharer: whom the places of waiting calls are shared out among: a caller's name, or its host.
+    """
+
+    @property
+    def sharer(self) -> str:
+        """See above."""
+
+    def take_weight(self) -> int:
+        """Bytes that the call holds while it waits; 0 from the second time on, for the further items of a batch."""
+
+
 class Reading:
     """A record that was read: the packed record, and the hand-off it belongs to (no longer to be changed)."""
 
@@ -65,11 +80,27 @@ class Sight:
     widths: tuple[int, ...] | None
 
 
+@dataclass(frozen=True, slots=True)
+class Census:
+    """How much of what a store holds at a moment; slots by state add up to all of them."""
+
+    free: int
+    reserved: int
+    published: int
+    consumed: int
+    quarantined: int
+    waiting_readers: int
+    waiting_claimants: int
+    waiting_bytes: int
+    tombstones: int
+    producers: int
+
+
 class Store(Protocol):
     """Calls of the store. All may be made from any thread; all raise Refusal, having changed nothing.
 
     A call with `max_wait` (nanoseconds, 0 for none) and `done` returns its result at once where it can, and else a
-    Parked; then `done` is called later, also when the wait runs out.
+    Parked; then `done` is called later, also when the wait runs out. Places to wait are shared out by `origin`.
     """
 
     def facts(self) -> Facts:
@@ -78,19 +109,35 @@ class Store(Protocol):
     def check_widths(self, widths: tuple[int, ...]) -> None:
         """Raises Refusal TOP_LOGPROBS_OVERFLOW or FIELD_OVERFLOW when these widths can never fit."""
 
-    def reserve(self, spec: Spec, max_wait: int, done: Done) -> Handoff | Parked:
+    def census(self) -> Census:
+        """Counts, at the cost of a lock."""
+
+    def reserve(self, spec: Spec, max_wait: int, done: Done, origin: Origin | None = None) -> Handoff | Parked:
         """Claim a slot, or renew."""
 
-    def reserve_all(self, specs: Sequence[Spec], max_wait: int, done: Done) -> list[Handoff] | Parked:
+    def reserve_all(
+        self, specs: Sequence[Spec], max_wait: int, done: Done, origin: Origin | None = None
+    ) -> list[Handoff] | Parked:
         """Claim a slot for each, or for none. Keys must differ."""
 
     def put(self, key: Key, token: bytes, record: record_pb2.HandoffRecord) -> int:
         """Publish; returns the wall time of publication in nanoseconds."""
 
-    def put_reserving(self, spec: Spec, record: record_pb2.HandoffRecord, max_wait: int, done: Done) -> int | Parked:
+    def put_reserving(
+        self, spec: Spec, record: record_pb2.HandoffRecord, max_wait: int, done: Done, origin: Origin | None = None
+    ) -> int | Parked:
         """Reserve and publish at once; as `put`."""
 
-    def get(self, key: Key, attempt: int, reader_id: str, consume: bool, max_wait: int, done: Done) -> Reading | Parked:
+    def get(
+        self,
+        key: Key,
+        attempt: int,
+        reader_id: str,
+        consume: bool,
+        max_wait: int,
+        done: Done,
+        origin: Origin | None = None,
+    ) -> Reading | Parked:
         """Read, and with `consume` count the reader."""
 
     def release(self, key: Key, token: bytes, reader_id: str) -> None:
@@ -99,8 +146,13 @@ class Store(Protocol):
     def abort(self, key: Key, failure: Failure, token: bytes, attempt: int | None) -> bool:
         """End an attempt; True when this call did."""
 
-    def look(self, namespace: str | None, states: frozenset[str], after: int, count: int) -> tuple[list[Sight], int]:
-        """Up to `count` hand-offs in these states from position `after` on, and where to go on (0: nowhere)."""
+    def look(
+        self, namespaces: frozenset[str] | None, states: frozenset[str], after: int, count: int
+    ) -> tuple[list[Sight], int]:
+        """Up to `count` hand-offs of these namespaces (None: all) in these states, from position `after` on.
+
+        Also where to go on; 0: nowhere.
+        """
 
     def look_at(self, key: Key, contents: bool) -> tuple[Sight, bytes | None]:
         """The newest attempt of one key, with its packed record on request."""

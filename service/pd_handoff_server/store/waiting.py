@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 from pd_handoff_server.arena.draft import Draft
@@ -14,15 +14,22 @@ from .interface import Done
 
 
 class Waiter:
-    """A parked call. `deadline` is the monotonic moment in nanoseconds at which it gives up."""
+    """A parked call. `deadline` is the monotonic moment in nanoseconds at which it gives up.
 
-    __slots__ = ("_cancel", "deadline", "done", "keys", "queued_at")
+    Attributes:
+        sharer: whom its place is counted for.
+        weight: bytes that it keeps in memory.
+    """
+
+    __slots__ = ("_cancel", "deadline", "done", "keys", "queued_at", "sharer", "weight")
 
     def __init__(self, keys: Sequence[Key], deadline: int, done: Done, cancel: Callable[[Waiter], bool]) -> None:
         self.keys = keys
         self.deadline: int | None = deadline
         self.queued_at: int | None = None
         self.done = done
+        self.sharer = ""
+        self.weight = 0
         self._cancel = cancel
 
     def cancel(self) -> bool:
@@ -41,9 +48,14 @@ class Reader(Waiter):
 
 
 class Claimant(Waiter):
-    """A Reserve, a batch of them, or a one-shot Put (with `draft`) that needs slots."""
+    """A Reserve, a batch of them, or a one-shot Put (with `draft`) that needs slots.
 
-    __slots__ = ("batch", "draft", "specs")
+    Attributes:
+        shelf: the namespace for whose quota it waits; None when it waits for any slot.
+        serial: grows in order of arrival.
+    """
+
+    __slots__ = ("batch", "draft", "serial", "shelf", "specs")
 
     def __init__(
         self,
@@ -59,16 +71,33 @@ class Claimant(Waiter):
         self.specs = specs
         self.batch = batch
         self.draft = draft
+        self.shelf: str | None = None
+        self.serial = 0
+        self.weight = 0 if draft is None else len(draft.image)
 
 
 class Waiting:
-    """All parked calls, found by key, by order of arrival (claimants) and by deadline."""
+    """All parked calls, found by key, by order of arrival (claimants), by deadline, and by whom they count for.
+
+    Claimants stand in `queue`, for the next free slot. Those whose namespace has used up its quota are set aside on a
+    shelf of that namespace, so that they hold up nobody else.
+
+    Attributes:
+        claimants: how many wait for slots, on shelves too.
+        weight: bytes that all of them keep in memory.
+    """
 
     def __init__(self) -> None:
-        self.queue: OrderedDict[Claimant, None] = OrderedDict()
+        self.claimants = 0
+        self.weight = 0
+        self._queue: OrderedDict[Claimant, None] = OrderedDict()
+        self._shelves: dict[str, OrderedDict[Claimant, None]] = {}
         self._by_key: dict[Key, dict[Waiter, None]] = {}
+        self._by_sharer: dict[str, dict[Waiter, None]] = {}
+        self._burdens: dict[str, int] = {}
         self._deadlines: Deadlines[Waiter] = Deadlines()
         self._count = 0
+        self._serial = 0
 
     def __len__(self) -> int:
         """How many wait."""
@@ -77,10 +106,16 @@ class Waiting:
     def add(self, waiter: Waiter) -> None:
         """Park a call."""
         self._count += 1
+        self.weight += waiter.weight
         for key in waiter.keys:
             self._by_key.setdefault(key, {})[waiter] = None
+        self._by_sharer.setdefault(waiter.sharer, {})[waiter] = None
+        self._burdens[waiter.sharer] = self._burdens.get(waiter.sharer, 0) + waiter.weight
         if isinstance(waiter, Claimant):
-            self.queue[waiter] = None
+            self.claimants += 1
+            self._serial += 1
+            waiter.serial = self._serial
+            self._queue[waiter] = None
         self._deadlines.watch(waiter)
 
     def remove(self, waiter: Waiter) -> bool:
@@ -89,24 +124,74 @@ class Waiting:
         if held is None or waiter not in held:
             return False
         self._count -= 1
+        self.weight -= waiter.weight
         for key in waiter.keys:
-            held = self._by_key[key]
-            del held[waiter]
-            if not held:
-                del self._by_key[key]
+            _drop(self._by_key, key, waiter)
+        _drop(self._by_sharer, waiter.sharer, waiter)
+        self._burdens[waiter.sharer] -= waiter.weight
+        if waiter.sharer not in self._by_sharer:
+            del self._burdens[waiter.sharer]
         if isinstance(waiter, Claimant):
-            del self.queue[waiter]
+            self.claimants -= 1
+            self._take_out(waiter)
         self._deadlines.forget(waiter)
         return True
+
+    # -- the queue for slots -------------------------------------------------------------------------------------------
+
+    def _take_out(self, claimant: Claimant) -> None:
+        if claimant.shelf is None:
+            del self._queue[claimant]
+        else:
+            _drop(self._shelves, claimant.shelf, claimant)
+
+    def shelve(self, claimant: Claimant, namespace: str | None) -> None:
+        """Set a claimant aside until this namespace has room again; None: back into the queue. It keeps its turn."""
+        self._take_out(claimant)
+        claimant.shelf = namespace
+        line = self._queue if namespace is None else self._shelves.setdefault(namespace, OrderedDict())
+        ahead = next(iter(line), None)
+        line[claimant] = None
+        if ahead is not None and claimant.serial < ahead.serial:
+            line.move_to_end(claimant, last=False)
+
+    def next_claimant(self, has_room: Callable[[str], bool], passed: Collection[str]) -> Claimant | None:
+        """Whose turn it is, leaving out the shelves in `passed` and of namespaces without room."""
+        heads = [next(iter(self._queue))] if self._queue else []
+        for namespace, shelf in self._shelves.items():
+            if namespace not in passed and has_room(namespace):
+                heads.append(next(iter(shelf)))
+        return min(heads, key=lambda claimant: claimant.serial, default=None)
+
+    def anyone_before(self, specs: Sequence[Spec]) -> bool:
+        """Whether a newcomer who asks for these would overtake somebody."""
+        return bool(self._queue) or self.shelf_before(specs) is not None
+
+    def shelf_before(self, specs: Sequence[Spec]) -> str | None:
+        """A namespace of these for whose quota others wait already."""
+        if not self._shelves:
+            return None
+        return next((spec.key[0] for spec in specs if spec.key[0] in self._shelves), None)
+
+    # -- looking -------------------------------------------------------------------------------------------------------
 
     def of(self, key: Key) -> list[Waiter]:
         """Those that wait on this key, in order of arrival."""
         held = self._by_key.get(key)
         return list(held) if held else []
 
-    def head(self) -> Claimant | None:
-        """Who is first in the queue for slots."""
-        return next(iter(self.queue), None)
+    def share(self, sharer: str) -> int:
+        """How many wait for this sharer."""
+        return len(self._by_sharer.get(sharer, ()))
+
+    def burden(self, sharer: str) -> int:
+        """How many bytes are kept for this sharer."""
+        return self._burdens.get(sharer, 0)
+
+    def newest_of_greediest(self, measure: Callable[[str], int]) -> Waiter | None:
+        """The last one parked for whoever has most by this measure."""
+        greediest = max(self._by_sharer, key=measure, default=None)
+        return None if greediest is None else next(reversed(self._by_sharer[greediest]))
 
     def due(self, now: int) -> Iterator[Waiter]:
         """Those whose wait has run out; each must be removed."""
@@ -120,3 +205,11 @@ class Waiting:
     def everyone(self) -> list[Waiter]:
         """All of them, each once."""
         return list(dict.fromkeys(waiter for held in self._by_key.values() for waiter in held))
+
+
+def _drop(groups: dict[Any, Any], name: Any, waiter: Waiter) -> None:
+    """Take a waiter out of its group, and the group away with its last one."""
+    group = groups[name]
+    del group[waiter]
+    if not group:
+        del groups[name]
