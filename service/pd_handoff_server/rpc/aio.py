@@ -11,12 +11,14 @@ import grpc
 from google.protobuf.message import Message
 from pd_handoff.v1 import admin_pb2
 
+from pd_handoff_server import refusal
 from pd_handoff_server.refusal import Refusal
 
 from .calls import Call
-from .gate import ADMIN, STORE, UNARY, Gate
+from .errors import INTERNAL
+from .gate import ADMIN, STORE, UNARY, Gate, Report
 from .guard import ContextApproach
-from .session import Session
+from .session import MAX_UNSENT, Session
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -48,12 +50,36 @@ class _Completion:
         return self._future.__await__()
 
 
-def store_handlers(gate: Gate) -> grpc.GenericRpcHandler:
+class Streams:
+    """The Sessions that are open; `stop` ends them, which would else last as long as their callers like."""
+
+    def __init__(self) -> None:
+        self._ends: set[Callable[[], None]] = set()
+        self.stopping = False
+
+    def add(self, end: Callable[[], None]) -> None:
+        """One more, with what ends it. Raises Refusal DRAINING once they are stopped."""
+        if self.stopping:
+            raise refusal.draining()
+        self._ends.add(end)
+
+    def discard(self, end: Callable[[], None]) -> None:
+        """One less."""
+        self._ends.discard(end)
+
+    def stop(self) -> None:
+        """End all."""
+        self.stopping = True
+        for end in list(self._ends):
+            end()
+
+
+def store_handlers(gate: Gate, streams: Streams, report: Report) -> grpc.GenericRpcHandler:
     """Handlers of MetadataStore: serialized messages in and out, Refusals raised."""
     methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
         name: grpc.unary_unary_rpc_method_handler(_unary(gate, name)) for name in UNARY
     }
-    methods["Session"] = grpc.stream_stream_rpc_method_handler(_session(gate))
+    methods["Session"] = grpc.stream_stream_rpc_method_handler(_session(gate, streams, report))
     return grpc.method_handlers_generic_handler(STORE, methods)
 
 
@@ -80,12 +106,15 @@ def _unary(gate: Gate, name: str) -> Callable[[bytes, Context], Awaitable[bytes]
     return behave
 
 
-def _session(gate: Gate) -> Callable[[AsyncIterator[bytes], Context], AsyncIterator[bytes]]:
+def _session(
+    gate: Gate, streams: Streams, report: Report
+) -> Callable[[AsyncIterator[bytes], Context], AsyncIterator[bytes]]:
     async def behave(requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
         approach = ContextApproach(context)
         principal = gate.admit(f"/{STORE}/Session", approach)
         loop, thread = asyncio.get_running_loop(), threading.get_ident()
         answers: asyncio.Queue[bytes | None] = asyncio.Queue()
+        room = asyncio.Event()
 
         def send(answer: bytes) -> None:
             if threading.get_ident() == thread:
@@ -98,15 +127,31 @@ def _session(gate: Gate) -> Callable[[AsyncIterator[bytes], Context], AsyncItera
         async def receive() -> None:
             try:
                 async for request in requests:
-                    session.receive(request)
+                    try:
+                        session.receive(request)
+                    except Exception as error:
+                        report("Session", context.peer(), INTERNAL, error)
+                        session.fail(request)
+                    if answers.qsize() > MAX_UNSENT:
+                        room.clear()
+                        await room.wait()
             finally:
-                answers.put_nowait(None)
+                end()
 
+        def end() -> None:
+            answers.put_nowait(None)
+
+        streams.add(end)
         receiving = asyncio.ensure_future(receive())
         try:
             while (answer := await answers.get()) is not None:
                 yield answer
+                if answers.qsize() <= MAX_UNSENT:
+                    room.set()
+            if streams.stopping:
+                raise refusal.draining()
         finally:
+            streams.discard(end)
             session.close()
             receiving.cancel()
 

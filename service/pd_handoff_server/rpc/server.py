@@ -8,7 +8,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from .aio import admin_handlers, store_handlers
+from .aio import Streams, admin_handlers, store_handlers
 from .gate import ADMIN, STORE, Gate, Report
 from .interceptor import ErrorMapping
 from .ports import Ports
@@ -30,8 +30,9 @@ class AioServer:
     def __init__(self, ports: Ports, gate: Gate, max_message: int, report: Report) -> None:
         self._ports = ports
         self._server = grpc.aio.server(interceptors=[ErrorMapping(report)], options=channel_arguments(max_message))
+        self._streams = Streams()
         self._health = health.aio.HealthServicer()
-        self._server.add_generic_rpc_handlers((store_handlers(gate), admin_handlers(gate)))
+        self._server.add_generic_rpc_handlers((store_handlers(gate, self._streams, report), admin_handlers(gate)))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         names = [STORE, ADMIN, health.SERVICE_NAME, reflection.SERVICE_NAME]
         reflection.enable_server_reflection(names, self._server)
@@ -52,7 +53,8 @@ class AioServer:
         await self._set(_NOT_SERVING)
 
     async def stop(self, grace: float) -> None:
-        """Take no more calls, let those in flight finish within `grace` seconds, and end."""
+        """Take no more calls, end Sessions, let those in flight finish within `grace` seconds, and end."""
+        self._streams.stop()
         await self._server.stop(grace)
         self._ports.release()
 

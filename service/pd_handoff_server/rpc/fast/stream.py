@@ -10,13 +10,11 @@ from pd_handoff_server import refusal
 from pd_handoff_server.refusal import Refusal
 from pd_handoff_server.rpc.errors import INTERNAL
 from pd_handoff_server.rpc.guard import Denied
-from pd_handoff_server.rpc.session import Session
+from pd_handoff_server.rpc.session import MAX_UNSENT, Session
 
 from . import internals
 from .front import Front
 from .internals import ON, Arrival, Tagged
-
-MAX_UNSENT = 256  # answers that wait to be sent beyond which nothing more is received
 
 _METHOD = "Session"
 
