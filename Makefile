@@ -43,7 +43,7 @@ lint: setup ## Check style, types, the arrows between the packages, and the sche
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/mypy $(foreach d,tests typing_tests examples bench tools,$(if $(shell find $(d) -name '*.py' -print -quit 2>/dev/null),$(d)))
-	$(BIN)/lint-imports
+	$(BIN)/lint-imports --no-logo
 	$(BIN)/buf lint
 	$(BIN)/buf format --diff --exit-code
 	$(BIN)/buf breaking --against protos/baseline.binpb

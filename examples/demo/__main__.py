@@ -20,7 +20,7 @@ from examples.demo.pipes import Child
 from examples.demo.store import Store
 from examples.demo.workload import GREEDY, PLAIN, STUBBORN, TOO_LONG
 
-PATIENCE = 60.0
+PATIENCE = 120.0
 """Seconds for any one step, on a slow machine too."""
 
 ENVIRONMENT = {

@@ -19,7 +19,7 @@ from examples.demo.model import Model, Sampled
 from examples.demo.pipes import listen, say
 from examples.demo.workload import NEW_TOKENS, Request
 
-LONGEST_WAIT = 60.0
+LONGEST_WAIT = 300.0
 """Seconds that decode would wait for a first token."""
 
 

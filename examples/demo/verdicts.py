@@ -10,7 +10,7 @@ from pd_handoff import Capabilities
 from examples.demo.workload import Request
 
 AT_ONCE = 2.0
-"""Seconds within which decode has to learn of an abort; without being told it would wait out its 60."""
+"""Seconds within which decode has to learn of an abort; without being told it would wait out its 300."""
 
 
 @dataclass(frozen=True)
