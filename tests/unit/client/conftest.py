@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,6 +14,8 @@ from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2, status_pb2
 from pd_handoff import aio
 from pd_handoff.v1 import admin_pb2_grpc, metadata_store_pb2_grpc
+
+from tests.unit.client.driven import Driven
 
 
 class Call(NamedTuple):
@@ -124,35 +124,6 @@ def server(store: FakeStore, tmp_path: Path) -> Iterator[Server]:
     server.start()
     yield server
     server.stop()
-
-
-class Driven:
-    """A client of either face whose methods are all coroutines here."""
-
-    def __init__(self, client: Any) -> None:
-        self.raw = client
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        method = getattr(self.raw, name)
-
-        async def call(*args: Any, **options: Any) -> Any:
-            if inspect.iscoroutinefunction(method):
-                return await method(*args, **options)
-            return await asyncio.to_thread(method, *args, **options)
-
-        return call
-
-    async def enter(self, manager: Any) -> Any:
-        if hasattr(manager, "__aenter__"):
-            return Driven(await manager.__aenter__())
-        return Driven(await asyncio.to_thread(manager.__enter__))
-
-    async def leave(self, manager: Any, error: BaseException | None = None) -> None:
-        kind = None if error is None else type(error)
-        if hasattr(manager, "__aexit__"):
-            await manager.__aexit__(kind, error, None)
-        else:
-            await asyncio.to_thread(manager.__exit__, kind, error, None)
 
 
 Connect = Callable[..., Driven]

@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import sys
+from importlib.util import find_spec
+
+# Looked for before anything starts: the store loads the heavy ones when its socket listens already.
+_PARTS = ("structlog", "grpc_health", "grpc_reflection", "prometheus_client", "numpy", "torch")
 
 
 def run(command: str, argv: list[str]) -> int:
     """Hands over to the server package; says what to install when one of its parts is missing."""
     try:
         if command == "serve":
+            missing = next((part for part in _PARTS if find_spec(part) is None), None)
+            if missing is not None:
+                raise ModuleNotFoundError(name=missing)
             from pd_handoff_server import process  # noqa: PLC0415  # it may not be installed
 
             process.prepare()  # before gRPC loads
         from pd_handoff_server import app  # noqa: PLC0415  # it may not be installed
+
+        return app.serve_main(argv) if command == "serve" else app.plan_main(argv)
     except ModuleNotFoundError as error:
-        missing = (error.name or "").partition(".")[0]
-        if missing == "pd_handoff":
+        name = error.name or ""
+        if name.startswith(("pd_handoff.", "pd_handoff_server.")):
             raise  # not a missing extra but a broken installation
         print(
-            f"pd-handoff: `{command}` needs the server, of which {missing} is not installed here: "
+            f"pd-handoff: `{command}` needs the server, of which {name.partition('.')[0]} is not installed here: "
             "pip install 'pd-handoff[server]'",
             file=sys.stderr,
         )
         return 1
-    entry = app.serve_main if command == "serve" else app.plan_main
-    return entry(argv)
