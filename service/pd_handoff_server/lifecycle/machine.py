@@ -490,8 +490,8 @@ class Lifecycle:
             self._deadlines.watch(handoff)
             if handoff.state is State.RESERVED:
                 self._index_producer(handoff)
-            elif handoff.state is State.CONSUMED:
-                self._consumed[handoff.slot] = handoff
+        consumed = [handoff for handoff in handoffs if handoff.state is State.CONSUMED]
+        self._consumed.update((handoff.slot, handoff) for handoff in sorted(consumed, key=lambda one: one.deadline or 0))
         for tombstone in tombstones:
             self._tombstones.add(tombstone)
         for (namespace, instance_id), epoch in producers:

@@ -119,11 +119,8 @@ class Journal(Observer):
 
     def producer_epoch(self, namespace: str, instance_id: str, epoch: int) -> None:
         """See `Observer`."""
-        half = self.producers.half
-        self._writes.extend(self.producers.raise_epoch(namespace, instance_id, epoch))
+        self.producers.raise_epoch(namespace, instance_id, epoch)
         self._control_moved = True
-        if self.producers.half != half:
-            self.commit()  # else a second move would write over the half that the file still names
 
     def freed(self, slot: int, generation: int) -> None:
         """A slot turned out to be free; its row is scrubbed with the next commit."""
@@ -143,6 +140,7 @@ class Journal(Observer):
             return
         if self._control_moved:
             ring, producers = self.ring, self.producers
+            writes.extend(producers.commit())
             writes.append(
                 (
                     self._geometry.control.offset,

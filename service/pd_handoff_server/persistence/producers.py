@@ -27,15 +27,23 @@ class ProducerLog:
         self._capacity = capacity
         self.half = self.used = 0
         self._epochs: OrderedDict[Instance, int] = OrderedDict()
+        self._news: list[bytes] = []
 
-    def raise_epoch(self, namespace: str, instance_id: str, epoch: int) -> list[Write]:
-        """Note a higher epoch."""
+    def raise_epoch(self, namespace: str, instance_id: str, epoch: int) -> None:
+        """Note a higher epoch, for the next commit."""
         instance = (namespace, instance_id)
         self._epochs[instance] = epoch
         self._epochs.move_to_end(instance)
         while len(self._epochs) > self._capacity:
             self._epochs.popitem(last=False)
-        data = codec.pack_producer(namespace, instance_id, epoch)
+        self._news.append(codec.pack_producer(namespace, instance_id, epoch))
+
+    def commit(self) -> list[Write]:
+        """What makes the notes last; `half` and `used` are to be kept with it."""
+        if not self._news:
+            return []
+        data = b"".join(self._news)
+        self._news.clear()
         if self.used + len(data) > self._room:
             self._move()
             return []
