@@ -95,19 +95,22 @@ class Lifecycle:
         for spec in specs:
             if spec.producer is not None and spec.producer[1] < newest[spec.key[0], spec.producer[0]]:
                 raise refusal.producer_restarted()
+        own = {handoff.slot for spec in specs for handoff in self._outdated(spec)}
+        if any(plan.kept is not None and plan.kept.slot in own for plan in plans):
+            raise refusal.producer_restarted()  # the batch itself ends what another item would renew
         wanted = sum(plan.kept is None for plan in plans)
-        own = {plan.replaces.slot for plan in plans if plan.replaces is not None}
-        for spec in specs:
-            own.update(handoff.slot for handoff in self._outdated(spec))
+        own.update(plan.replaces.slot for plan in plans if plan.replaces is not None)
         if barge:
             own.update(self._consumed)
         if wanted > len(own) + (self.slots.free if barge else 0):
             raise self.full()
         if self.quotas.limits:
             self._check_quotas(plans)
+        # Whatever ends comes first: a slot freed by one item may serve another.
         for plan in plans:
-            # The replaced first: a slot freed by one item may serve another.
             self._replace(plan)
+        for spec in specs:
+            self._accept_producer(spec)
         return [self._carry_out(plan) for plan in plans]
 
     def _check_quotas(self, plans: Sequence[Plan]) -> None:
@@ -491,7 +494,9 @@ class Lifecycle:
             if handoff.state is State.RESERVED:
                 self._index_producer(handoff)
         consumed = [handoff for handoff in handoffs if handoff.state is State.CONSUMED]
-        self._consumed.update((handoff.slot, handoff) for handoff in sorted(consumed, key=lambda one: one.deadline or 0))
+        self._consumed.update(
+            (handoff.slot, handoff) for handoff in sorted(consumed, key=lambda one: one.deadline or 0)
+        )
         for tombstone in tombstones:
             self._tombstones.add(tombstone)
         for (namespace, instance_id), epoch in producers:

@@ -11,13 +11,15 @@ from .model import Key, Tombstone
 class Tombstones:
     """Outcomes by key and by token, forgotten oldest first.
 
-    By key only the newest attempt is found; by token every one that was not fenced by a higher attempt.
+    By key only the newest attempt is found; by token every one that was not fenced by a higher attempt. An Abort ahead
+    of its Reserve can be newer than an attempt that ends after it: once it is forgotten, the lower one is found again.
     """
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
         self._order: deque[Tombstone] = deque()
         self._by_key: dict[Key, Tombstone] = {}
+        self._below: dict[Key, list[Tombstone]] = {}  # of a lower attempt than the newest, and ended after it
         self._by_token: dict[bytes, Tombstone] = {}
 
     def newest(self, key: Key) -> Tombstone | None:
@@ -43,14 +45,17 @@ class Tombstones:
         newest = self._by_key.get(tombstone.key)
         if newest is None or tombstone.attempt >= newest.attempt:
             self._by_key[tombstone.key] = tombstone
+        else:
+            self._below.setdefault(tombstone.key, []).append(tombstone)
         return forgotten
 
-    def fence(self, key: Key, attempt: int) -> Tombstone | None:
-        """Drop the newest outcome of a key if it is below this attempt; returns what was dropped."""
-        newest = self._by_key.get(key)
-        if newest is not None and newest.attempt < attempt and self._unlink(newest):
-            return newest
-        return None
+    def fence(self, key: Key, attempt: int) -> list[Tombstone]:
+        """Drop the outcomes of a key that can be found by it and are below this attempt; returns what was dropped."""
+        dropped = []
+        while (newest := self._by_key.get(key)) is not None and newest.attempt < attempt:
+            if self._unlink(newest):
+                dropped.append(newest)
+        return dropped
 
     def expire(self, now: int) -> list[Tombstone]:
         """Forget those whose time is over; returns them."""
@@ -68,8 +73,17 @@ class Tombstones:
 
     def _unlink(self, tombstone: Tombstone) -> bool:
         was_live, tombstone.live = tombstone.live, False
+        below = self._below.get(tombstone.key)
         if self._by_key.get(tombstone.key) is tombstone:
             del self._by_key[tombstone.key]
+            if below:
+                found = max(reversed(below), key=lambda other: other.attempt)
+                self._by_key[tombstone.key] = found
+                below.remove(found)
+        elif below and tombstone in below:
+            below.remove(tombstone)
+        if below is not None and not below:
+            del self._below[tombstone.key]
         if tombstone.token and self._by_token.get(tombstone.token) is tombstone:
             del self._by_token[tombstone.token]
         return was_live

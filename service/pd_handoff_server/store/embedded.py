@@ -375,18 +375,12 @@ class EmbeddedStore:
         self._reconsider(key)
 
     def _reconsider(self, key: Key) -> None:
-        """The key changed: answer those who wait for a slot for it and need none now, or may have none."""
+        """The key changed: answer those who wait for a slot for it and now need none of others, or may have none."""
         if not self._waiting.claimants:
             return
         for waiter in self._waiting.of(key):
             if isinstance(waiter, Claimant):
-                try:
-                    kept = [self._lifecycle.admit(spec).kept for spec in waiter.specs]
-                except Refusal as refused:
-                    self._finish(waiter, refused)
-                    continue
-                if all(kept):
-                    self._grant(waiter)
+                self._grant(waiter, barge=False)
 
     def _serve_queue(self) -> bool:
         waiting, served = self._waiting, False
@@ -409,15 +403,18 @@ class EmbeddedStore:
                     waiting.shelve(turn, refused.quota)
         return served
 
-    def _grant(self, waiter: Claimant) -> Refusal | None:
-        """Try to give a waiting claimant what it waits for; ARENA_FULL when it has to go on waiting."""
+    def _grant(self, waiter: Claimant, *, barge: bool = True) -> Refusal | None:
+        """Try to give a waiting claimant what it waits for; ARENA_FULL when it has to go on waiting.
+
+        With `barge` False it is not its turn, and it may have only what it frees itself.
+        """
         try:
             if waiter.batch:
-                result: Any = self._lifecycle.reserve_all(waiter.specs)
+                result: Any = self._lifecycle.reserve_all(waiter.specs, barge=barge)
             elif waiter.draft is None:
-                result = self._lifecycle.commit(self._lifecycle.admit(waiter.specs[0]))
+                result = self._lifecycle.commit(self._lifecycle.admit(waiter.specs[0]), barge=barge)
             else:
-                result = self._grant_put(waiter.specs[0], waiter.draft)
+                result = self._grant_put(waiter.specs[0], waiter.draft, barge=barge)
         except Refusal as refused:
             if refused.reason == "ARENA_FULL":
                 return refused
@@ -427,7 +424,7 @@ class EmbeddedStore:
             self._note_reserved(waiter.specs)
         return None
 
-    def _grant_put(self, spec: Spec, draft: Draft) -> int:
+    def _grant_put(self, spec: Spec, draft: Draft, *, barge: bool) -> int:
         owned = self._lifecycle.owned(spec)
         if isinstance(owned, Tombstone):
             if owned.digest != draft.digest():
@@ -437,7 +434,7 @@ class EmbeddedStore:
             if self._read_row(owned) != draft.image:
                 raise refusal.record_immutable()
             return owned.published_wall
-        return self._publish(self._lifecycle.commit(self._lifecycle.admit(spec)), draft)
+        return self._publish(self._lifecycle.commit(self._lifecycle.admit(spec), barge=barge), draft)
 
     # -- time ----------------------------------------------------------------------------------------------------------
 
