@@ -57,7 +57,7 @@ class Ledger(Observer):
 class Pair:
     """Both stores on one clock."""
 
-    def __init__(self, slots: int, max_waiters: int = 4, times: Times | None = None) -> None:
+    def __init__(self, slots: int, max_waiters: int = 6, times: Times | None = None) -> None:
         self.clock = FakeClock()
         self.times = times = times or Times()
         self.ledger = Ledger()

@@ -14,12 +14,17 @@ KEYS: list[Key] = [("", 0, 0), ("", 0, 1), ("", 2**64 - 1, 0), ("other", 0, 0)]
 READERS = ["r0", "r1", "r2", "r" * 256]
 FAILURES: list[Failure] = [(400, "INPUT_TOO_LONG", "input too long"), (500, "ABORTED", "prefill failed")]
 
+DELAYS = [0.001] * 4 + [1.0] * 4 + [3.0, 3.0, 20.0, 31.0, 61.0, 121.0, 301.0, 3_600.0, 1e9]
+
 keys = st.sampled_from(KEYS)
-attempts = st.sampled_from([0, 0, 0, 1, 2, 2**64 - 1])
-producers: st.SearchStrategy[Producer | None] = st.sampled_from([None, None, ("p", 1), ("p", 2), ("p", 3), ("q", 1)])
+failures = st.sampled_from(FAILURES)
+attempts = st.sampled_from([0] * 8 + [1, 1, 2, 2**64 - 1])
+producers: st.SearchStrategy[Producer | None] = st.sampled_from(
+    [None] * 6 + [("p", 1), ("p", 1), ("p", 2), ("p", 3), ("q", 1)]
+)
 waits = st.sampled_from([0, 0, 5 * SECOND, 500 * SECOND])
 papers = st.sampled_from(LEGAL)
-any_papers = st.sampled_from(LEGAL * 2 + FLAWED)
+any_papers = st.sampled_from(LEGAL * 4 + FLAWED)
 asks = st.builds(
     Ask,
     key=keys,
@@ -28,7 +33,7 @@ asks = st.builds(
     lease=st.sampled_from([None, 0, 2 * SECOND, 10**6 * SECOND]),
     readers=st.sampled_from([1, 1, 2, 3]),
     producer=producers,
-    top_logprobs=st.sampled_from([0, 0, 0, 3, 4]),
+    top_logprobs=st.sampled_from([0] * 10 + [3, 4]),
 )
 batches = st.lists(asks, min_size=1, max_size=4, unique_by=lambda ask: ask.key)
 
@@ -82,6 +87,25 @@ class StoreAgainstReference(RuleBasedStateMachine):
         batch = [Ask(ask.key, ask.owner, ask.attempt, None, 1, producer) for ask in live]
         self.pair.reserve([fresh, *batch] if order else [*batch, fresh], wait, batch=True)
 
+    @precondition(lambda self: len(self.pair.model.live) < self.pair.model.slots)
+    @rule(readers=st.sampled_from([1, 2]), producer=producers)
+    def fill(self, readers: int, producer: Producer | None) -> None:
+        """Take all slots, so that whoever comes next has to wait."""
+        for key in KEYS:
+            if key not in self.pair.model.live:
+                self.pair.reserve([Ask(key, "f", self._next_attempt(key), None, readers, producer)])
+
+    @precondition(lambda self: not self.pair.model.slots_free)
+    @rule(size=st.integers(1, 2), paper=st.none() | papers, wait=st.sampled_from([5 * SECOND, 500 * SECOND]))
+    def queue_up(self, size: int, paper: Paper | None, wait: int) -> None:
+        """Wait for slots: for one, for two at a time, or with a record at hand."""
+        absent = [key for key in KEYS if key not in self.pair.model.live][:size]
+        batch = [Ask(key, "q", self._next_attempt(key)) for key in absent]
+        if paper is not None and batch:
+            self.pair.put_once(batch[0], paper, wait)
+        elif batch:
+            self.pair.reserve(batch, wait, batch=size > 1)
+
     # -- put -----------------------------------------------------------------------------------------------------------
 
     @precondition(lambda self: self.pair.tokens)
@@ -99,10 +123,6 @@ class StoreAgainstReference(RuleBasedStateMachine):
         assert one.token is not None
         assert self.pair.put(one.ask.key, one.token, one.paper) == one.published_wall
 
-    @rule(which=recent, key=keys, paper=any_papers)
-    def put_astray(self, which: int, key: Key, paper: Paper) -> None:
-        self.pair.put(key, self._stray(which), paper)
-
     @rule(ask=asks, paper=any_papers, wait=waits)
     def put_once(self, ask: Ask, paper: Paper, wait: int) -> None:
         self.pair.put_once(ask, paper, wait)
@@ -112,6 +132,13 @@ class StoreAgainstReference(RuleBasedStateMachine):
     @rule(key=keys, attempt=attempts, reader=st.sampled_from(READERS), consume=st.booleans(), wait=waits)
     def get(self, key: Key, attempt: int, reader: str, consume: bool, wait: int) -> None:
         self.pair.get(key, attempt, reader, consume, wait)
+
+    @rule(key=keys, reader=st.sampled_from(READERS), consume=st.booleans())
+    def listen(self, key: Key, reader: str, consume: bool) -> None:
+        """Wait for what is reserved, or for what may come next."""
+        live = self.pair.model.live.get(key)
+        attempt = self._next_attempt(key) if live is None else live.ask.attempt
+        self.pair.get(key, attempt, reader, consume, 500 * SECOND)
 
     @precondition(lambda self: any(live.paper for live in self.pair.model.live.values()))
     @rule(which=recent, reader=st.sampled_from(READERS))
@@ -123,52 +150,49 @@ class StoreAgainstReference(RuleBasedStateMachine):
     # -- release and abort ---------------------------------------------------------------------------------------------
 
     @precondition(lambda self: self.pair.tokens)
-    @rule(which=recent)
-    def release(self, which: int) -> None:
+    @rule(which=recent, reader=st.none() | st.sampled_from(READERS))
+    def release(self, which: int, reader: str | None) -> None:
         key, token = self._token(which)
-        self.pair.release(key, token)
-
-    @rule(which=recent, key=keys)
-    def release_astray(self, which: int, key: Key) -> None:
-        self.pair.release(key, self._stray(which))
-
-    @rule(key=keys, reader=st.sampled_from(READERS))
-    def release_reader(self, key: Key, reader: str) -> None:
-        self.pair.release(key, reader=reader)
+        if reader is None:
+            self.pair.release(key, token)
+        else:
+            self.pair.release(key, reader=reader)
 
     @precondition(lambda self: self.pair.tokens)
-    @rule(which=recent, failure=st.sampled_from(FAILURES))
-    def abort_by_token(self, which: int, failure: Failure) -> None:
+    @rule(which=recent, failure=failures, form=st.sampled_from(["token", "attempt", "neither"]))
+    def abort(self, which: int, failure: Failure, form: str) -> None:
         key, token = self._token(which)
-        self.pair.abort(key, failure, token)
+        live = self.pair.model.live.get(key)
+        if form == "token":
+            self.pair.abort(key, failure, token)
+        else:
+            self.pair.abort(key, failure, attempt=live.ask.attempt if live and form == "attempt" else None)
 
-    @rule(which=recent, key=keys, failure=st.sampled_from(FAILURES))
-    def abort_astray(self, which: int, key: Key, failure: Failure) -> None:
-        self.pair.abort(key, failure, self._stray(which))
-
-    @rule(key=keys, attempt=st.none() | attempts, failure=st.sampled_from(FAILURES))
-    def abort(self, key: Key, attempt: int | None, failure: Failure) -> None:
+    @rule(key=keys, attempt=st.none() | attempts, failure=failures)
+    def abort_ahead(self, key: Key, attempt: int | None, failure: Failure) -> None:
         self.pair.abort(key, failure, attempt=attempt)
+
+    @rule(which=recent, key=keys, paper=any_papers, call=st.sampled_from(["put", "release", "abort"]))
+    def stray(self, which: int, key: Key, paper: Paper, call: str) -> None:
+        """A token, whosever it was, or one that this store never made."""
+        tokens = FOREIGN + [token for _, token in self.pair.tokens]
+        token = tokens[which % len(tokens)]
+        if call == "put":
+            self.pair.put(key, token, paper)
+        elif call == "release":
+            self.pair.release(key, token)
+        else:
+            self.pair.abort(key, FAILURES[0], token)
 
     # -- time and waiting ----------------------------------------------------------------------------------------------
 
-    @rule(seconds=st.sampled_from([0.001, 1.0, 3.0, 20.0, 31.0, 61.0, 121.0]), tick=st.booleans())
-    def advance(self, seconds: float, tick: bool) -> None:
+    @rule(seconds=st.sampled_from(DELAYS), tick=st.booleans(), wall=st.sampled_from([0.0] * 4 + [-1e6, 1e6]))
+    def advance(self, seconds: float, tick: bool, wall: float) -> None:
+        """Time passes; whether the timer has noticed must make no difference to any answer."""
         self.pair.clock.advance(seconds)
+        self.pair.clock.shift_wall(wall)
         if tick:
             self.pair.tick()
-
-    @rule(seconds=st.sampled_from([301.0, 3_600.0, 1e9]), tick=st.booleans())
-    def leap(self, seconds: float, tick: bool) -> None:
-        self.advance(seconds, tick)
-
-    @rule(seconds=st.sampled_from([-1e6, 1e6]))
-    def set_wall_clock(self, seconds: float) -> None:
-        self.pair.clock.shift_wall(seconds)
-
-    @rule()
-    def tick(self) -> None:
-        self.pair.tick()
 
     @precondition(lambda self: self.pair.handles)
     @rule(which=recent)
@@ -206,14 +230,14 @@ class StoreAgainstReference(RuleBasedStateMachine):
 
     # -- helpers -------------------------------------------------------------------------------------------------------
 
+    def _next_attempt(self, key: Key) -> int:
+        """One that nothing remembered stands against."""
+        ended = self.pair.model.newest_ended(key)
+        return 0 if ended is None else min(ended.attempt + 1, 2**64 - 1)
+
     def _token(self, which: int) -> tuple[Key, bytes]:
         tokens = self.pair.tokens
         return tokens[-1 - which % len(tokens)]
-
-    def _stray(self, which: int) -> bytes:
-        """A token, whosever it was, or one that this store never made."""
-        tokens = FOREIGN + [token for _, token in self.pair.tokens]
-        return tokens[which % len(tokens)]
 
 
 TestStoreAgainstReference = StoreAgainstReference.TestCase
