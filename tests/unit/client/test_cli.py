@@ -334,6 +334,7 @@ def test_the_servers_own_commands_get_their_arguments(command: str, monkeypatch:
     vars(process)["prepare"] = lambda: seen.append(("prepare", []))
     server = ModuleType("pd_handoff_server")
     vars(server).update(app=app, process=process)
+    monkeypatch.setattr("pd_handoff.cli.serve._PARTS", ())
     monkeypatch.setitem(sys.modules, "pd_handoff_server", server)
     monkeypatch.setitem(sys.modules, "pd_handoff_server.process", process)
     monkeypatch.setitem(sys.modules, "pd_handoff_server.app", app)

@@ -359,7 +359,9 @@ async def test_closing_ends_what_waits(connect: Any, store: Any) -> None:
     waiting = asyncio.ensure_future(client.get(1, max_wait=60))
     assert await asyncio.to_thread(parked.wait, 10)
     await client.close()
-    with pytest.raises(errors.ClientClosed):
+    # Python 3.10 cannot tell a cancelled call from a cancelled task, so there the task ends as cancelled.
+    blind = isinstance(client.raw, pd_handoff.aio.DecodeClient) and not hasattr(asyncio.Task, "cancelling")
+    with pytest.raises(asyncio.CancelledError if blind else errors.ClientClosed):
         await waiting
     done.set()
     with pytest.raises(errors.ClientClosed):
