@@ -18,17 +18,21 @@ from .lifecycle import Clock, SystemClock
 from .memory import ArenaTooLargeError
 from .persistence.errors import ArenaFileError
 from .plan import plan_main
-from .refusal import Refusal
 from .rpc.admin import Admin
+from .rpc.auth import AccessError
 from .rpc.calls import Calls
 from .rpc.capabilities import Describer, max_message_bytes
 from .rpc.gate import Gate
 from .rpc.ports import Ports
+from .rpc.settings import channel_arguments
 from .rpc.sockets import AddressError
+from .rpc.tls import CertificateError
 from .rpc.transport import TransportError, make_transport
+from .security import secure
 from .store.interface import Store
 from .store.ticker import Ticker
 from .telemetry.events import EventLog, configure
+from .telemetry.trace import following
 
 __all__ = ["App", "plan_main", "serve", "serve_main"]
 
@@ -45,15 +49,14 @@ class App:
         self.log = structlog.get_logger()
         self.events = EventLog(self.log, debug=settings.log_level == "debug")
         self.clock: Clock = SystemClock() if clock is None else clock
-        self.gate = Gate()
+        self.security = secure(settings, self.events.renewed_file, self.events.denied)
+        self.gate = Gate(self.security.authorizer)
         self.max_message = max_message_bytes(Layout(settings.limits()), settings.max_batch)
-        ports = Ports(settings.listen)
-        self.server = make_transport(settings.transport, ports, self.gate, self.max_message, self._report, self.log)
+        ports = Ports(settings.listen, self.security.credentials)
+        arguments = channel_arguments(self.max_message, settings.max_connections, settings.max_streams)
+        self.server = make_transport(settings.transport, ports, self.gate, arguments, self.events.refused, self.log)
         self.store: Store | None = None
         self.ticker: Ticker | None = None
-
-    def _report(self, method: str, peer: str, refused: Refusal, error: BaseException | None) -> None:
-        self.events.refused(method, peer, refused, error)
 
     def _features(self) -> tuple[str, ...]:
         return (*FEATURES, f"transport-{self.server.name}")
@@ -72,8 +75,9 @@ class App:
         ticker.start()
         self.store, self.ticker = store, ticker
         describer = Describer(__version__, self.settings.max_batch, self.max_message, self._features())
-        calls = Calls(store, describer, self.settings.max_batch)
-        self.gate.open(calls, Admin(store, contents=self.settings.admin_contents))
+        wraps = (*self.security.wraps, following)
+        calls = Calls(store, describer, self.settings.max_batch, wraps)
+        self.gate.open(calls, Admin(store, contents=self.settings.admin_contents, wraps=wraps))
         await self.server.ready()
         facts = store.facts()
         self.log.info(
@@ -108,7 +112,7 @@ async def serve(settings: Settings) -> int:
     """Serve until SIGTERM or SIGINT; returns an exit code."""
     try:
         app = App(settings)
-    except TransportError as error:
+    except (AccessError, CertificateError, TransportError) as error:
         structlog.get_logger().error("refused to start", error=str(error))
         return EXIT_FAILED
     ending = asyncio.Event()

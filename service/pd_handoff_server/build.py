@@ -11,7 +11,7 @@ from . import config
 from .arena.arena import Arena
 from .arena.layout import Layout
 from .config import Settings
-from .lifecycle import Clock, Lifecycle, Observer, TokenMint
+from .lifecycle import Clock, Lifecycle, Observer, Quotas, TokenMint
 from .memory import available, check_fits
 from .persistence.file import allocated
 from .persistence.restart import Persistence
@@ -36,7 +36,7 @@ def build_store(settings: Settings, clock: Clock, observers: Sequence[Observer] 
     epoch = secrets.token_hex(8) if kept is None else kept.epoch
     arena = Arena(settings.slots, layout) if kept is None else kept.arena
     watching = observers if kept is None else (kept.journal, *observers)
-    lifecycle = Lifecycle(settings.slots, policy, clock, TokenMint(epoch), arena, watching)
+    lifecycle = Lifecycle(settings.slots, policy, clock, TokenMint(epoch), arena, watching, Quotas(settings.quotas()))
     if kept is not None:
         _adopt(kept, lifecycle, clock, settings.arena_file)
     store = EmbeddedStore(
@@ -46,6 +46,7 @@ def build_store(settings: Settings, clock: Clock, observers: Sequence[Observer] 
         epoch=epoch,
         max_wait=config.nanoseconds(settings.max_wait),
         max_waiters=settings.max_waiters,
+        max_waiting_bytes=settings.max_waiting_bytes,
     )
     ticker = Ticker(store, clock)
     store.alarm = ticker.wake

@@ -191,6 +191,11 @@ def draining(retry_after: float = 1.0) -> Refusal:
     )
 
 
+def unknown_service() -> Refusal:
+    """A health check of a service that is not there; told as gRPC's own health service does."""
+    return Refusal("NOT_FOUND", "")
+
+
 def unauthenticated() -> Refusal:
     """No credentials, or wrong ones; nothing else is told."""
     return Refusal("UNAUTHENTICATED", "no valid credentials")

@@ -15,7 +15,7 @@ from pd_handoff_server.lifecycle.model import Handoff, Key, Tombstone
 from pd_handoff_server.store.interface import LIVE_STATES, Done, Sight, Store, state_word
 
 from . import requests
-from .calls import Answer, Call, Handler, Wrap, parse, wrapped
+from .call import Answer, Call, Handler, Wrap, parse, wrapped
 from .capabilities import duration
 from .principal import CONTENTS
 from .wire import timestamp

@@ -8,15 +8,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import grpc
-from google.protobuf.message import Message
-from pd_handoff.v1 import admin_pb2
 
 from pd_handoff_server import refusal
 from pd_handoff_server.refusal import Refusal
 
-from .calls import Call
+from .call import Call
 from .errors import INTERNAL
-from .gate import ADMIN, STORE, UNARY, Gate, Report
+from .gate import ADMIN, ADMIN_UNARY, STORE, UNARY, Gate, Report
 from .guard import ContextApproach
 from .session import MAX_UNSENT, Session
 
@@ -130,7 +128,7 @@ def _session(
                     try:
                         session.receive(request)
                     except Exception as error:
-                        report("Session", context.peer(), INTERNAL, error)
+                        report("Session", approach, INTERNAL, error)
                         session.fail(request)
                     if answers.qsize() > MAX_UNSENT:
                         room.clear()
@@ -159,30 +157,16 @@ def _session(
 
 
 def admin_handlers(gate: Gate) -> grpc.GenericRpcHandler:
-    """Handlers of MetadataStoreAdmin."""
-    methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
-        "ListHandoffs": _admin(
-            gate,
-            "ListHandoffs",
-            admin_pb2.ListHandoffsRequest,
-            lambda request: gate.ready_admin().list_handoffs(request),
-        ),
-        "GetHandoff": _admin(
-            gate, "GetHandoff", admin_pb2.GetHandoffRequest, lambda request: gate.ready_admin().get_handoff(request)
-        ),
-    }
-    return grpc.method_handlers_generic_handler(ADMIN, methods)
-
-
-def _admin(
-    gate: Gate, name: str, message: type[Message], answer: Callable[[Any], Message]
-) -> grpc.RpcMethodHandler[Any, Any]:
-    async def behave(request: Any, context: Context) -> Message:
-        gate.admit(f"/{ADMIN}/{name}", ContextApproach(context))
-        return answer(request)
-
-    return grpc.unary_unary_rpc_method_handler(
-        behave,
-        request_deserializer=message.FromString,
-        response_serializer=lambda response: response.SerializeToString(),
+    """Handlers of MetadataStoreAdmin, as those of the store."""
+    return grpc.method_handlers_generic_handler(
+        ADMIN, {name: grpc.unary_unary_rpc_method_handler(_admin(gate, name)) for name in ADMIN_UNARY}
     )
+
+
+def _admin(gate: Gate, name: str) -> Callable[[bytes, Context], Awaitable[bytes]]:
+    async def behave(request: bytes, context: Context) -> bytes:
+        approach = ContextApproach(context)
+        principal = gate.admit(f"/{ADMIN}/{name}", approach)
+        return gate.admin_answer(name, request, Call(None, context.peer(), principal, approach))
+
+    return behave

@@ -16,7 +16,7 @@ import grpc
 from pd_handoff_server import refusal
 from pd_handoff_server.store.interface import Done
 
-from .calls import Answer, Call, Handler
+from .call import Answer, Call, Handler
 from .guard import Approach, Denied
 from .principal import ROLES, Edition, Grant, Principal
 
@@ -25,8 +25,8 @@ _CHECK: Final = 1.0  # seconds between looks at the files
 _namespace = re.compile(r"[A-Za-z0-9._-]{1,128}").fullmatch
 _hash = re.compile(r"sha256:([0-9a-f]{64})").fullmatch
 
-NOBODY: Final = Denied(grpc.StatusCode.UNAUTHENTICATED, refusal.unauthenticated().message)
-FORBIDDEN: Final = Denied(grpc.StatusCode.PERMISSION_DENIED, refusal.permission_denied().message)
+Deny = Callable[[str, Approach, Denied], None]
+"""Told of each call that was not let in: its full method name, who came, and what they were answered."""
 
 
 class AccessError(Exception):
@@ -119,6 +119,10 @@ def _digest_in(text: str) -> bytes:
     return hashlib.sha256(text.encode()).digest()
 
 
+def _nobody() -> Denied:
+    return Denied(grpc.StatusCode.UNAUTHENTICATED, refusal.unauthenticated().message)
+
+
 class Authorizer:
     """Knows callers by bearer token or by certificate. A `Guard`, and a `Wrap` for what no guard sees.
 
@@ -130,9 +134,11 @@ class Authorizer:
         tokens: AccessFile | None,
         certificates: AccessFile | None,
         told: Callable[[str, Exception | None], None],
+        denied: Deny,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`told` gets the path of each file that was read again, with what was wrong with it."""
+        self._denied = denied
         self._files = [file for file in (tokens, certificates) if file is not None]
         self._by_token = tokens
         self._by_name = certificates
@@ -142,10 +148,14 @@ class Authorizer:
         self._lock = threading.Lock()
 
     def __call__(self, method: str, approach: Approach) -> Principal:
-        """The caller of a method, given with its service or without. Raises Denied."""
-        principal = self.principal(approach)
-        if not principal.may(method.rpartition("/")[2]):
-            raise FORBIDDEN
+        """The caller of a method, given with its service. Raises Denied."""
+        try:
+            principal = self.principal(approach)
+            if not principal.may(method.rpartition("/")[2]):
+                raise Denied(grpc.StatusCode.PERMISSION_DENIED, refusal.permission_denied().message)
+        except Denied as denied:
+            self._denied(method, approach, denied)
+            raise
         return principal
 
     def principal(self, approach: Approach) -> Principal:
@@ -154,22 +164,22 @@ class Authorizer:
         bearers = [value for key, value in approach.metadata if key == "authorization"]
         if bearers:
             if self._by_token is None or len(bearers) > 1:
-                raise NOBODY
+                raise _nobody()
             return self._of_token(self._by_token.principals, bearers[0])
         if self._by_name is not None:
             return self._of_certificate(self._by_name.principals, approach)
-        raise NOBODY
+        raise _nobody()
 
     @staticmethod
     def _of_token(known: Mapping[bytes, Principal], header: str | bytes) -> Principal:
         text = header.encode() if isinstance(header, str) else header
         scheme, _, token = text.partition(b" ")
         if scheme.lower() != b"bearer":
-            raise NOBODY
+            raise _nobody()
         # Digests are looked up, never tokens: how long that takes tells nothing of a token that is nearly right.
         principal = known.get(hashlib.sha256(token.strip()).digest())
         if principal is None:
-            raise NOBODY
+            raise _nobody()
         return principal
 
     @staticmethod
@@ -178,7 +188,7 @@ class Authorizer:
         names: Iterable[bytes] = context.get("x509_subject_alternative_name") or context.get("x509_common_name") or ()
         found = [known[name] for name in names if name in known]
         if not found:
-            raise NOBODY
+            raise _nobody()
         if len(found) == 1:
             return found[0]
         grants = tuple(grant for principal in found for grant in principal.grants)

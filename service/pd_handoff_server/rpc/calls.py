@@ -6,87 +6,23 @@ response or a Refusal later; it raises Refusal.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, TypeVar
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final
 
-from google.protobuf.message import DecodeError, Message
 from pd_handoff.v1 import metadata_store_pb2 as pb
 
 from pd_handoff_server import refusal
 from pd_handoff_server.arena.draft import Violations
 from pd_handoff_server.lifecycle.model import Handoff, Key
 from pd_handoff_server.refusal import Refusal
-from pd_handoff_server.store.interface import Done, Parked, Reading, Store
+from pd_handoff_server.store.interface import Done, Reading, Store
 
 from . import requests, wire
+from .call import Answer, Call, Handler, NoteItem, Wrap, parse, wrapped
 from .capabilities import Describer
-from .errors import INTERNAL, to_status
-from .guard import Approach
-from .principal import Principal
-
-Answer = bytes | Parked
-Handler = Callable[[bytes, "Call", Done], Answer]
-Wrap = Callable[[str, Handler], Handler]
-"""Puts something around the handler of a method: authorisation, metrics, traces."""
-M = TypeVar("M", bound=Message)
-
-_MARGIN = 0.1  # seconds before the caller's deadline at which it gets the reason instead
-
-
-class Call:
-    """What a handler knows of the call around it.
-
-    Attributes:
-        remaining: seconds to the caller's deadline, None without one.
-        peer: whom the transport says the caller is.
-        principal: what the caller may do; None where nobody is asked for credentials.
-        approach: the call as it came in, for its metadata; None when the transport keeps none.
-        key: of the hand-off, once the request is read; for events.
-    """
-
-    __slots__ = ("approach", "key", "peer", "principal", "remaining")
-
-    def __init__(
-        self,
-        remaining: float | None = None,
-        peer: str = "",
-        principal: Principal | None = None,
-        approach: Approach | None = None,
-    ) -> None:
-        self.remaining = remaining
-        self.peer = peer
-        self.principal = principal
-        self.approach = approach
-        self.key: Key | None = None
-
-    def permit(self, method: str, namespace: str) -> None:
-        """Raises Refusal PERMISSION_DENIED unless the caller may call the method for this namespace."""
-        if self.principal is not None and not self.principal.permits(method, namespace):
-            raise refusal.permission_denied()
-
-    def patience(self, max_wait: int) -> int:
-        """How long to wait, in nanoseconds: a little less than the caller does, so that it learns the reason."""
-        if not max_wait or self.remaining is None:
-            return max_wait
-        spare = self.remaining - min(_MARGIN, self.remaining * 0.2)
-        return min(max_wait, max(int(spare * 1e9), 0))
-
-
-def parse(message: type[M], data: bytes) -> M:
-    """Read a request. Raises Refusal INVALID_REQUEST for bytes that are none."""
-    try:
-        return message.FromString(data)
-    except DecodeError:
-        raise refusal.invalid("INVALID_REQUEST", [("request", f"is not a {message.DESCRIPTOR.name}")]) from None
-
-
-def wrapped(handlers: Mapping[str, Handler], wraps: Sequence[Wrap]) -> dict[str, Handler]:
-    """The handlers with these around them, the first one innermost."""
-    result = dict(handlers)
-    for wrap in wraps:
-        result = {method: wrap(method, handler) for method, handler in result.items()}
-    return result
+from .errors import INTERNAL
+from .gathering import Gathering, Item
 
 
 class Calls:
@@ -94,10 +30,20 @@ class Calls:
 
     Attributes:
         handlers: of the unary methods.
+        sessions: how many are open.
     """
 
-    def __init__(self, store: Store, describer: Describer, max_batch: int, wraps: Sequence[Wrap] = ()) -> None:
-        """`wraps` go around each handler, the first one innermost."""
+    def __init__(
+        self,
+        store: Store,
+        describer: Describer,
+        max_batch: int,
+        wraps: Sequence[Wrap] = (),
+        note_item: NoteItem | None = None,
+    ) -> None:
+        """`wraps` go around each handler, the first one innermost; `note_item` is told of each item of a batch."""
+        self.sessions = 0
+        self._note_item = note_item
         self._store = store
         self._describer = describer
         self._max_batch = max_batch
@@ -137,7 +83,8 @@ class Calls:
         wait = requests.wait_of(request, found)
         requests.refuse(found)
         call.key = spec.key
-        answer = self._store.reserve(spec, call.patience(wait), _then(self._reserve_bytes, done))
+        call.weight = len(data)
+        answer = self._store.reserve(spec, call.patience(wait), _then(self._reserve_bytes, done), call)
         return self._reserve_bytes(answer) if isinstance(answer, Handoff) else answer
 
     def _reserve_response(self, handoff: Handoff) -> pb.ReserveResponse:
@@ -167,7 +114,9 @@ class Calls:
             if first != index and not found:
                 found.append((f"requests[{index}].key", f"is that of requests[{first}]; keys of a batch must differ"))
         requests.refuse(found)
-        answer = self._store.reserve_all(specs, call.patience(min(waits)), _then(self._batch_reserve_bytes, done))
+        call.weight = len(data)
+        later = _then(self._batch_reserve_bytes, done)
+        answer = self._store.reserve_all(specs, call.patience(min(waits)), later, call)
         return self._batch_reserve_bytes(answer) if isinstance(answer, list) else answer
 
     def _batch_reserve_bytes(self, handoffs: list[Handoff]) -> bytes:
@@ -177,6 +126,7 @@ class Calls:
 
     def put(self, data: bytes, call: Call, done: Done) -> Answer:
         """One record."""
+        call.weight = len(data)
         return self._put(parse(pb.PutRequest, data), call, done, "")
 
     def _put(self, request: pb.PutRequest, call: Call, done: Done, where: str) -> Answer:
@@ -205,7 +155,8 @@ class Calls:
         spec = requests.spec_of(reserve, found, f"{where}reserve.", key)
         wait = requests.wait_of(reserve, found, f"{where}reserve.")
         requests.refuse(found)
-        answer = self._store.put_reserving(spec, request.record, call.patience(wait), _then(self._put_bytes, done))
+        later = _then(self._put_bytes, done)
+        answer = self._store.put_reserving(spec, request.record, call.patience(wait), later, call)
         return self._put_bytes(answer) if isinstance(answer, int) else answer
 
     def _put_bytes(self, published_wall: int) -> bytes:
@@ -214,13 +165,15 @@ class Calls:
     def batch_put(self, data: bytes, call: Call, done: Done) -> Answer:
         """Many records, each on its own, in order."""
         batch = parse(pb.BatchPutRequest, data)
+        call.weight = len(data)
         self._check_batch(len(batch.requests))
-        return self._gather(batch.requests, self._put, call, done)
+        return self._gather("BatchPut", batch.requests, self._put, call, done)
 
     # -- Get -----------------------------------------------------------------------------------------------------------
 
     def get(self, data: bytes, call: Call, done: Done) -> Answer:
         """One record."""
+        call.weight = len(data)
         return self._get(parse(pb.GetRequest, data), call, done, "")
 
     def _get(self, request: pb.GetRequest, call: Call, done: Done, where: str) -> Answer:
@@ -236,7 +189,8 @@ class Calls:
         if expected and expected != self._epoch:
             raise refusal.store_restarted(expected[:64], self._epoch)
         later = _then(self._get_bytes, done)
-        answer = self._store.get(key, request.attempt, reader_id, request.consume, call.patience(wait), later)
+        wait = call.patience(wait)
+        answer = self._store.get(key, request.attempt, reader_id, request.consume, wait, later, call)
         return self._get_bytes(answer) if isinstance(answer, Reading) else answer
 
     def _get_bytes(self, reading: Reading) -> bytes:
@@ -245,8 +199,9 @@ class Calls:
     def batch_get(self, data: bytes, call: Call, done: Done) -> Answer:
         """Many records; the answer comes when each has its answer."""
         batch = parse(pb.BatchGetRequest, data)
+        call.weight = len(data)
         self._check_batch(len(batch.requests))
-        return self._gather(batch.requests, self._get, call, done)
+        return self._gather("BatchGet", batch.requests, self._get, call, done)
 
     # -- Release and Abort ---------------------------------------------------------------------------------------------
 
@@ -289,78 +244,8 @@ class Calls:
                 "INVALID_REQUEST", [("requests", f"{items} items; a batch has 1 to {self._max_batch}")]
             )
 
-    def _gather(self, items: Any, one: Callable[..., Answer], call: Call, done: Done) -> Answer:
-        """Run each item as a call of its own. The results of both batch responses are field 1, oneof 1 or 2."""
-        gathering = Gathering(len(items), done)
-        for index, request in enumerate(items):
-            try:
-                answer = one(request, call, gathering.slot(index), f"requests[{index}].")
-            except Refusal as refused:
-                answer = wire.framed(2, to_status(refused).SerializeToString())
-                gathering.results[index] = wire.framed(1, answer)
-                continue
-            except Exception:
-                gathering.cancel()  # the call fails as a whole: leave no item waiting for nobody
-                raise
-            if isinstance(answer, bytes):
-                gathering.results[index] = wire.framed(1, wire.framed(1, answer))
-            else:
-                gathering.parked.append(answer)
-        return gathering.start()
-
-
-class Gathering:
-    """The answers of a batch on their way; a Parked of its own while some are missing."""
-
-    def __init__(self, items: int, done: Done) -> None:
-        self.results: list[bytes | None] = [None] * items
-        self.parked: list[Parked] = []
-        self._done = done
-        self._started = False
-        self._finished = False
-        self._lock = threading.Lock()
-
-    def slot(self, index: int) -> Done:
-        """The completion of one item."""
-
-        def complete(result: Any) -> None:
-            if isinstance(result, Refusal):
-                framed = wire.framed(2, to_status(result).SerializeToString())
-            else:
-                framed = wire.framed(1, result)
-            self.results[index] = wire.framed(1, framed)
-            if self._started:
-                self._try_finish()
-
-        return complete
-
-    def start(self) -> Answer:
-        """All items have been tried: the answer if it is whole, else wait for the rest."""
-        if not self.parked or None not in self.results:
-            self._finished = True
-            return self._whole()
-        self._started = True
-        if None not in self.results:  # the last one came meanwhile, from another thread
-            self._try_finish()
-        return self
-
-    def _whole(self) -> bytes:
-        return b"".join(result for result in self.results if result is not None)
-
-    def _try_finish(self) -> None:
-        with self._lock:
-            if self._finished or None in self.results:
-                return
-            self._finished = True
-        self._done(self._whole())
-
-    def cancel(self) -> bool:
-        """Drop the items that still wait."""
-        with self._lock:
-            was_finished, self._finished = self._finished, True
-        for parked in self.parked:
-            parked.cancel()
-        return not was_finished
+    def _gather(self, method: str, items: Any, one: Item, call: Call, done: Done) -> Answer:
+        return Gathering(len(items), done, self._note_item and partial(self._note_item, method)).run(items, one, call)
 
 
 def _then(encode: Callable[[Any], bytes], done: Done) -> Done:

@@ -36,11 +36,13 @@ CODES: Final = {
     "SCHEMA_MISMATCH": grpc.StatusCode.FAILED_PRECONDITION,
     "DRAINING": grpc.StatusCode.UNAVAILABLE,
     "INTERNAL": grpc.StatusCode.INTERNAL,
+    "NOT_FOUND": grpc.StatusCode.NOT_FOUND,  # of the health service
     "UNAUTHENTICATED": grpc.StatusCode.UNAUTHENTICATED,
     "PERMISSION_DENIED": grpc.StatusCode.PERMISSION_DENIED,
 }
 
-BARE: Final = frozenset(("UNAUTHENTICATED", "PERMISSION_DENIED"))  # strangers are told nothing but the code
+BARE: Final = frozenset(("NOT_FOUND", "UNAUTHENTICATED", "PERMISSION_DENIED"))
+"""Strangers, and probes, are told nothing but the code."""
 
 _MAX_VIOLATIONS = 16  # with their texts cut, a status stays under 4 KB
 _MAX_TEXT = 120
@@ -69,6 +71,11 @@ def to_status(refused: Refusal) -> Status:
         delay = Duration(seconds=nanos // 1_000_000_000, nanos=nanos % 1_000_000_000)
         _add(status, error_details_pb2.RetryInfo(retry_delay=delay))
     return status
+
+
+def trailing(refused: Refusal) -> tuple[tuple[str, bytes], ...]:
+    """Trailing metadata with the details; none where nothing but the code is told."""
+    return () if refused.reason in BARE else ((DETAILS_KEY, to_status(refused).SerializeToString()),)
 
 
 def _add(status: Status, detail: Message) -> None:

@@ -8,6 +8,7 @@ from pd_handoff_server import refusal
 from pd_handoff_server.refusal import Refusal
 
 from .admin import Admin
+from .call import Call
 from .calls import Calls
 from .guard import Approach, Guard
 from .principal import Principal
@@ -27,8 +28,10 @@ UNARY = (
     "BatchGet",
 )
 
-Report = Callable[[str, str, Refusal, BaseException | None], None]
-"""(method, peer, what the caller is told, the unforeseen error behind it)."""
+ADMIN_UNARY = ("ListHandoffs", "GetHandoff")
+
+Report = Callable[[str, Approach | None, Refusal, BaseException | None], None]
+"""(method, whose call it was, what the caller is told, the unforeseen error behind it)."""
 
 
 class Gate:
@@ -59,8 +62,15 @@ class Gate:
             raise refusal.draining()
         return self.calls
 
-    def ready_admin(self) -> Admin:
-        """Raises Refusal DRAINING while the store is not ready."""
+    def admin_answer(self, method: str, request: bytes, call: Call) -> bytes:
+        """The answer to a call of the admin service, which never waits. Raises Refusal."""
         if self.admin is None:
             raise refusal.draining()
-        return self.admin
+        answer = self.admin.handlers[method](request, call, _never)
+        if not isinstance(answer, bytes):
+            raise TypeError(f"{method} must answer at once")
+        return answer
+
+
+def _never(result: object) -> None:
+    raise TypeError("a call that answers at once has completed later")

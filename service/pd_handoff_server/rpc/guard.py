@@ -11,13 +11,11 @@ from .principal import Principal
 
 
 class Approach(Protocol):
-    """A call that asks to be let in.
+    """A call that asks to be let in."""
 
-    Attributes:
-        metadata: (key, value) pairs that the caller sent.
-    """
-
-    metadata: Sequence[tuple[str, str | bytes]]
+    @property
+    def metadata(self) -> Sequence[tuple[str, str | bytes]]:
+        """(key, value) pairs that the caller sent."""
 
     def peer(self) -> str:
         """Whom the transport says the caller is."""
@@ -48,7 +46,14 @@ raises Denied. Runs on the serving thread: it must not block."""
 class ContextApproach:
     """An Approach from a servicer's context, synchronous or not."""
 
+    __slots__ = ("_context", "auth_context", "peer")
+
     def __init__(self, context: Any) -> None:
-        self.metadata: Sequence[tuple[str, str | bytes]] = context.invocation_metadata() or ()
+        self._context = context
         self.peer: Callable[[], str] = context.peer
         self.auth_context: Callable[[], Mapping[str, Sequence[bytes]]] = context.auth_context
+
+    @property
+    def metadata(self) -> Sequence[tuple[str, str | bytes]]:
+        """See `Approach`."""
+        return self._context.invocation_metadata() or ()

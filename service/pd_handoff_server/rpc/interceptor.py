@@ -9,9 +9,9 @@ import grpc
 
 from pd_handoff_server.refusal import Refusal
 
-from .errors import CODES, DETAILS_KEY, INTERNAL, to_status
+from .errors import CODES, INTERNAL, trailing
 from .gate import Report
-from .guard import Denied
+from .guard import ContextApproach, Denied
 
 
 class ErrorMapping(grpc.aio.ServerInterceptor):
@@ -72,7 +72,6 @@ class ErrorMapping(grpc.aio.ServerInterceptor):
         return mapped
 
     async def _abort(self, method: str, context: Any, refused: Refusal, error: BaseException | None) -> NoReturn:
-        self._report(method, context.peer(), refused, error)
-        details = ((DETAILS_KEY, to_status(refused).SerializeToString()),)
-        await context.abort(CODES[refused.reason], refused.message, details)
+        self._report(method, ContextApproach(context), refused, error)
+        await context.abort(CODES[refused.reason], refused.message, trailing(refused))
         raise AssertionError("abort returned")

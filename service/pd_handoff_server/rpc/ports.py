@@ -24,7 +24,7 @@ class Ports:
     """What a server listens on. A Unix socket is locked against other stores until `release`."""
 
     def __init__(self, listen: Sequence[str], credentials: grpc.ServerCredentials | None = None) -> None:
-        """`credentials`, if any, hold for all of `listen`."""
+        """`credentials`, if any, hold for all addresses but Unix sockets, which stay plaintext."""
         self._listen = listen
         self._credentials = credentials
         self._locks: list[SocketLock] = []
@@ -37,7 +37,7 @@ class Ports:
         if address.startswith("unix:"):
             self._locks.append(SocketLock(address.removeprefix("unix:").removeprefix("//")))
         try:
-            if self._credentials is None:
+            if self._credentials is None or address.startswith("unix:"):
                 port = server.add_insecure_port(address)
             else:
                 port = server.add_secure_port(address, self._credentials)

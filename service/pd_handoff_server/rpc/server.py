@@ -12,7 +12,7 @@ from .aio import Streams, admin_handlers, store_handlers
 from .gate import ADMIN, STORE, Gate, Report
 from .interceptor import ErrorMapping
 from .ports import Ports
-from .settings import channel_arguments
+from .settings import ChannelArguments
 
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -27,9 +27,9 @@ class AioServer:
 
     name: Final = "aio"
 
-    def __init__(self, ports: Ports, gate: Gate, max_message: int, report: Report) -> None:
+    def __init__(self, ports: Ports, gate: Gate, arguments: ChannelArguments, report: Report) -> None:
         self._ports = ports
-        self._server = grpc.aio.server(interceptors=[ErrorMapping(report)], options=channel_arguments(max_message))
+        self._server = grpc.aio.server(interceptors=[ErrorMapping(report)], options=arguments)
         self._streams = Streams()
         self._health = health.aio.HealthServicer()
         self._server.add_generic_rpc_handlers((store_handlers(gate, self._streams, report), admin_handlers(gate)))

@@ -14,7 +14,8 @@ from pd_handoff_server.refusal import Refusal
 from pd_handoff_server.store.interface import Parked
 
 from . import wire
-from .calls import Call, Calls
+from .call import Call
+from .calls import Calls
 from .errors import INTERNAL, to_status
 from .guard import Approach
 from .principal import Principal
@@ -48,6 +49,8 @@ class Session:
         self._lock = threading.Lock()
         self._parked: dict[int, Parked] = {}
         self._closed = False
+        self._calls = calls
+        calls.sessions += 1
 
     def receive(self, data: bytes) -> None:
         """Carry out one SessionRequest; its answer is sent now or later."""
@@ -109,6 +112,8 @@ class Session:
     def close(self) -> None:
         """The stream has ended: drop what still waits."""
         with self._lock:
+            if not self._closed:
+                self._calls.sessions -= 1
             self._closed = True
             parked, self._parked = dict(self._parked), {}
         for waiting in parked.values():

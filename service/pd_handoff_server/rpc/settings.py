@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+ChannelArguments = list[tuple[str, int]]
 
-def channel_arguments(max_message: int) -> list[tuple[str, int]]:
-    """For a server that takes and sends messages of up to `max_message` bytes."""
+
+def channel_arguments(max_message: int, connections: int, streams: int) -> ChannelArguments:
+    """For a server that takes and sends messages of up to `max_message` bytes, over so many connections to each address
+    and so many calls in flight on each."""
     return [
         ("grpc.so_reuseport", 0),  # else two stores would share a port and split its connections
         ("grpc.max_receive_message_length", max_message),
         ("grpc.max_send_message_length", max_message),
         ("grpc.max_metadata_size", 16 * 1024),
-        ("grpc.max_concurrent_streams", 4096),
+        ("grpc.max_concurrent_streams", streams),
+        ("grpc.max_allowed_incoming_connections", connections),
+        ("grpc.server_handshake_timeout_ms", 20_000),
         # Engines ping every few seconds to notice a dead store; the default policy would answer with GOAWAY.
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
         ("grpc.http2.min_ping_interval_without_data_ms", 5_000),

@@ -11,6 +11,7 @@ from .fast.server import FastServer
 from .gate import Gate, Report
 from .ports import Ports
 from .server import AioServer
+from .settings import ChannelArguments
 
 
 class TransportError(Exception):
@@ -41,19 +42,21 @@ class Transport(Protocol):
         """Take no more calls, let those in flight finish within `grace` seconds, and end."""
 
 
-def make_transport(wanted: str, ports: Ports, gate: Gate, max_message: int, report: Report, log: Any) -> Transport:
+def make_transport(
+    wanted: str, ports: Ports, gate: Gate, arguments: ChannelArguments, report: Report, log: Any
+) -> Transport:
     """`wanted` is auto, fast or aio. Tells the log what is in force.
 
     Raises TransportError: the fast one was asked for by name and does not work here.
     """
     if wanted == "aio":
         log.info("transport", transport="aio", grpcio=grpc.__version__)
-        return AioServer(ports, gate, max_message, report)
+        return AioServer(ports, gate, arguments, report)
     verdict = probe()
     if verdict.problem is None:
         log.info("transport", transport="fast", grpcio=grpc.__version__, polling=verdict.polling)
-        return FastServer(ports, gate, max_message, report)
+        return FastServer(ports, gate, arguments, report)
     if wanted == "fast":
         raise TransportError(f"the fast transport does not work here ({verdict.problem}); use --transport auto or aio")
     log.warning("transport fell back", transport="aio", grpcio=grpc.__version__, problem=verdict.problem)
-    return AioServer(ports, gate, max_message, report)
+    return AioServer(ports, gate, arguments, report)

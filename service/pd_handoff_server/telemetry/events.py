@@ -10,8 +10,13 @@ import structlog
 
 from pd_handoff_server.lifecycle.model import Handoff, Key, Observer, Outcome, Tombstone
 from pd_handoff_server.refusal import Refusal
+from pd_handoff_server.rpc.guard import Approach, Denied
 
-_QUIET = frozenset({"HANDOFF_NOT_FOUND", "RECORD_NOT_READY", "ARENA_FULL", "TOO_MANY_WAITERS", "DRAINING"})
+from .allowance import Allowance
+from .trace import current_trace, trace_of
+
+_QUIET = frozenset({"HANDOFF_NOT_FOUND", "RECORD_NOT_READY", "ARENA_FULL", "TOO_MANY_WAITERS", "DRAINING", "NOT_FOUND"})
+_REFUSALS_A_SECOND, _REFUSALS_AT_ONCE = 20.0, 200
 
 
 def configure(log_format: str, log_level: str) -> None:
@@ -43,6 +48,7 @@ class EventLog(Observer):
     def __init__(self, logger: Any, *, debug: bool) -> None:
         self._log = logger
         self._debug = debug
+        self._refusals = Allowance(_REFUSALS_A_SECOND, _REFUSALS_AT_ONCE)
 
     def reserved(self, handoff: Handoff) -> None:
         """See `Observer`."""
@@ -73,15 +79,35 @@ class EventLog(Observer):
         """See `Observer`."""
         self._log.info("producer", namespace=namespace, instance_id=instance_id, epoch=epoch)
 
-    def refused(self, method: str, peer: str, refused: Refusal, error: BaseException | None) -> None:
+    def refused(self, method: str, approach: Approach | None, refused: Refusal, error: BaseException | None) -> None:
         """A call was refused, or failed without our having foreseen it."""
         if error is not None:
-            self._log.error("failed", method=method, peer=peer, exc_info=error)
-        elif refused.reason in _QUIET:
-            if self._debug:
-                self._log.debug("refused", method=method, peer=peer, reason=refused.reason)
+            self._tell(self._log.error, "failed", method, approach, exc_info=error)
+        elif refused.reason not in _QUIET:
+            self._tell(self._log.info, "refused", method, approach, reason=refused.reason)
+        elif self._debug:
+            self._tell(self._log.debug, "refused", method, approach, reason=refused.reason)
+
+    def denied(self, method: str, approach: Approach, denied: Denied) -> None:
+        """A caller was not let in."""
+        self._tell(self._log.warning, "denied", method.rpartition("/")[2], approach, code=denied.code.name)
+
+    def _tell(self, write: Any, event: str, method: str, approach: Approach | None, **facts: Any) -> None:
+        """Callers can bring these about at will: write so many a second, and count the others."""
+        held_back = self._refusals.take()
+        if held_back is None:
+            return
+        if held_back:
+            facts["held_back"] = held_back
+        peer = "" if approach is None else approach.peer()
+        write(event, method=method, peer=peer, **facts, **trace_of(approach))
+
+    def renewed_file(self, path: str, error: Exception | None) -> None:
+        """A file of certificates or of access was read again."""
+        if error is None:
+            self._log.info("read again", path=path)
         else:
-            self._log.info("refused", method=method, peer=peer, reason=refused.reason)
+            self._log.error("not read again; what was known stays in force", path=path, error=str(error))
 
 
 def _facts(handoff: Handoff) -> dict[str, Any]:
@@ -91,4 +117,5 @@ def _facts(handoff: Handoff) -> dict[str, Any]:
         "owner": handoff.owner,
         "state": handoff.state.value,
         "slot": handoff.slot,
+        **current_trace(),
     }

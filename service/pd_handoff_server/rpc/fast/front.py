@@ -8,7 +8,7 @@ from typing import Any
 from pd_handoff_server import refusal
 from pd_handoff_server.refusal import Refusal
 from pd_handoff_server.rpc.calls import Calls
-from pd_handoff_server.rpc.errors import CODES, DETAILS_KEY, to_status
+from pd_handoff_server.rpc.errors import CODES, trailing
 from pd_handoff_server.rpc.gate import Gate, Report
 
 from .internals import Arrival
@@ -43,13 +43,13 @@ class Front:
 
     def refused(self, method: str, arrival: Arrival, refused: Refusal, error: BaseException | None) -> None:
         """Note that a call was refused, or failed unforeseen."""
-        self._report(method, arrival.peer(), refused, error)
+        self._report(method, arrival, refused, error)
 
     def failed(self, error: BaseException) -> None:
         """Note a failure that no call stands behind."""
-        self._report("", "", Refusal("INTERNAL", "the serving thread caught an error"), error)
+        self._report("", None, Refusal("INTERNAL", "the serving thread caught an error"), error)
 
     @staticmethod
     def status(refused: Refusal) -> tuple[int, Any]:
         """(code, trailing metadata with the details)."""
-        return CODES[refused.reason].value[0], ((DETAILS_KEY, to_status(refused).SerializeToString()),)
+        return CODES[refused.reason].value[0], trailing(refused) or None

@@ -3,45 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent import futures
 from typing import Any
 
 import grpc
-from google.protobuf.message import Message
-from pd_handoff.v1 import admin_pb2
 
 from pd_handoff_server.refusal import Refusal
-from pd_handoff_server.rpc.errors import CODES, DETAILS_KEY, INTERNAL, to_status
-from pd_handoff_server.rpc.gate import ADMIN, Gate, Report
+from pd_handoff_server.rpc.call import Call
+from pd_handoff_server.rpc.errors import CODES, INTERNAL, trailing
+from pd_handoff_server.rpc.gate import ADMIN, ADMIN_UNARY, Gate, Report
 from pd_handoff_server.rpc.guard import ContextApproach, Denied
 
 Context = grpc.ServicerContext
 
 
-def admin_handlers(gate: Gate, report: Report) -> grpc.GenericRpcHandler:
-    """Handlers of MetadataStoreAdmin, with the guard and the error mapping around them."""
-    answers: dict[str, tuple[type[Message], Callable[[Any], Message]]] = {
-        "ListHandoffs": (admin_pb2.ListHandoffsRequest, lambda request: gate.ready_admin().list_handoffs(request)),
-        "GetHandoff": (admin_pb2.GetHandoffRequest, lambda request: gate.ready_admin().get_handoff(request)),
-    }
-    handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
-        name: grpc.unary_unary_rpc_method_handler(
-            _mapped(name, answer, gate, report),
-            request_deserializer=message.FromString,
-            response_serializer=lambda response: response.SerializeToString(),
-        )
-        for name, (message, answer) in answers.items()
-    }
+def admin_handlers(gate: Gate, report: Report, pool: futures.ThreadPoolExecutor) -> grpc.GenericRpcHandler:
+    """Handlers of MetadataStoreAdmin, with the guard and the error mapping around them, run in a pool of their own."""
+    handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
+    for name in ADMIN_UNARY:
+        behave = _mapped(name, gate, report)
+        behave.experimental_thread_pool = pool  # type: ignore[attr-defined]  # how gRPC chooses a pool for a method
+        handlers[name] = grpc.unary_unary_rpc_method_handler(behave)
     return grpc.method_handlers_generic_handler(ADMIN, handlers)
 
 
-def _mapped(
-    name: str, answer: Callable[[Any], Message], gate: Gate, report: Report
-) -> Callable[[Any, Context], Message]:
-    def behave(request: Any, context: Context) -> Message:
+def _mapped(name: str, gate: Gate, report: Report) -> Callable[[bytes, Context], bytes]:
+    def behave(request: bytes, context: Context) -> bytes:
         cause: BaseException | None = None
+        approach = ContextApproach(context)
         try:
-            gate.admit(f"/{ADMIN}/{name}", ContextApproach(context))
-            return answer(request)
+            principal = gate.admit(f"/{ADMIN}/{name}", approach)
+            return gate.admin_answer(name, request, Call(None, context.peer(), principal, approach))
         except Denied as denied:
             told: Denied | Refusal = denied
         except Refusal as refused:
@@ -52,8 +44,9 @@ def _mapped(
         if isinstance(told, Denied):
             context.abort(told.code, told.message)
         else:
-            report(name, context.peer(), told, cause)
-            context.set_trailing_metadata(((DETAILS_KEY, to_status(told).SerializeToString()),))
+            report(name, approach, told, cause)
+            if details := trailing(told):
+                context.set_trailing_metadata(details)
             context.abort(CODES[told.reason], told.message)
         raise AssertionError("abort returned")
 

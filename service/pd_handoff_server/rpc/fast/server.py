@@ -11,20 +11,23 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from pd_handoff_server import refusal
+from pd_handoff_server.rpc.call import parse
 from pd_handoff_server.rpc.gate import ADMIN, STORE, UNARY, Gate, Report
 from pd_handoff_server.rpc.ports import Ports
-from pd_handoff_server.rpc.settings import channel_arguments
+from pd_handoff_server.rpc.settings import ChannelArguments
 
 from .front import Front
 from .internals import Arrival, Loop, Route
 from .ordinary import admin_handlers
 from .stream import Stream
-from .unary import Unary
+from .unary import Probe, Unary
 
 _SERVING: Final = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING: Final = health_pb2.HealthCheckResponse.NOT_SERVING
 
-_WORKERS: Final = 16  # of health, reflection and admin; each open reflection stream takes one
+_WORKERS: Final = 16  # of reflection and health's Watch; each call whose message never comes takes one
+_ADMIN_WORKERS: Final = 4
 
 
 class FastServer:
@@ -36,17 +39,30 @@ class FastServer:
 
     name: Final = "fast"
 
-    def __init__(self, ports: Ports, gate: Gate, max_message: int, report: Report) -> None:
+    def __init__(self, ports: Ports, gate: Gate, arguments: ChannelArguments, report: Report) -> None:
         self._ports = ports
         self._pool = futures.ThreadPoolExecutor(_WORKERS, thread_name_prefix="pd-handoff-worker")
-        self._server = grpc.server(self._pool, options=channel_arguments(max_message))
+        self._admin_pool = futures.ThreadPoolExecutor(_ADMIN_WORKERS, thread_name_prefix="pd-handoff-admin")
+        self._server = grpc.server(self._pool, options=arguments)
         self._health = health.HealthServicer()
+        self._told: dict[str, health_pb2.HealthCheckResponse.ServingStatus] = {}
         self._front = Front(gate, report)
-        self._server.add_generic_rpc_handlers((admin_handlers(gate, report),))
+        self._server.add_generic_rpc_handlers((admin_handlers(gate, report, self._admin_pool),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         names = [STORE, ADMIN, health.SERVICE_NAME, reflection.SERVICE_NAME]
         reflection.enable_server_reflection(names, self._server)
-        self._loop = Loop(self._server, routes(self._front), self._front.failed)
+        self._loop = Loop(self._server, self._routes(), self._front.failed)
+
+    def _routes(self) -> dict[bytes, Route]:
+        """Probes are answered on the serving thread too, so that no stranger can take their worker."""
+        check = f"/{health.SERVICE_NAME}/Check".encode()
+        return {**routes(self._front), check: lambda arrival: Probe(arrival, self._front, self._check)}
+
+    def _check(self, request: bytes) -> bytes:
+        asked = parse(health_pb2.HealthCheckRequest, request).service
+        if asked not in self._told:
+            raise refusal.unknown_service()
+        return bytes(health_pb2.HealthCheckResponse(status=self._told[asked]).SerializeToString())
 
     async def start(self) -> list[str]:
         """Bind and listen; returns the addresses, with the ports that were chosen for 0. Raises AddressError."""
@@ -70,10 +86,12 @@ class FastServer:
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(None, stopped.wait, grace + _LAST)
         self._pool.shutdown(wait=False)
+        self._admin_pool.shutdown(wait=False)
         self._ports.release()
 
     def _set(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
         for name in ("", STORE, ADMIN):
+            self._told[name] = status
             self._health.set(name, status)
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 from pd_handoff_server.refusal import Refusal
-from pd_handoff_server.rpc.calls import Call
+from pd_handoff_server.rpc.call import Answer, Call
 from pd_handoff_server.rpc.errors import INTERNAL
 from pd_handoff_server.rpc.guard import Denied
 from pd_handoff_server.store.interface import Parked
@@ -75,7 +76,7 @@ class Unary(Call):
             internals.start_watch(self._arrival.call, self)
             return
         try:
-            answer = self._front.gate.ready_calls().handlers[self._method](data, self, self._complete)
+            answer = self._handle(data)
         except Refusal as refused:
             self._refuse(refused, None)
         except Exception as error:
@@ -86,6 +87,9 @@ class Unary(Call):
                 internals.start_answer(self._arrival.call, answer, self, watched=False)
             else:
                 self._park(answer)  # type: ignore[arg-type]
+
+    def _handle(self, data: bytes) -> Answer:
+        return self._front.gate.ready_calls().handlers[self._method](data, self, self._complete)
 
     # -- parked --------------------------------------------------------------------------------------------------------
 
@@ -146,3 +150,21 @@ class Unary(Call):
         watched = self._due == 2
         call = self._arrival.call
         internals.start_status(call, code, message.encode(), trailing, self, watched=watched, begun=False)
+
+
+class Probe(Unary):
+    """A health check: answered at once, whoever asks, by the transport itself."""
+
+    __slots__ = ("_check",)
+
+    def __init__(self, arrival: Arrival, front: Front, check: Callable[[bytes], bytes]) -> None:
+        """`check` takes and returns serialized messages; raises Refusal."""
+        super().__init__(arrival, front, "Check")
+        self._check = check
+
+    def begin(self) -> None:
+        """Receive its message."""
+        internals.start_receive(self._arrival.call, self)
+
+    def _handle(self, data: bytes) -> Answer:
+        return self._check(data)

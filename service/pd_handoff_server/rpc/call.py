@@ -1,0 +1,95 @@
+"""One call: what its handler knows of it, and what a handler is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
+
+from google.protobuf.message import DecodeError, Message
+
+from pd_handoff_server import refusal
+from pd_handoff_server.lifecycle.model import Key
+from pd_handoff_server.store.interface import Done, Parked
+
+from .guard import Approach
+from .principal import Principal
+
+Answer = bytes | Parked
+Handler = Callable[[bytes, "Call", Done], Answer]
+Wrap = Callable[[str, Handler], Handler]
+"""Puts something around the handler of a method: authorisation, metrics, traces."""
+NoteItem = Callable[[str, str], None]
+"""(method, reason or OK) of an item of a batch that has its answer."""
+M = TypeVar("M", bound=Message)
+
+_MARGIN = 0.1  # seconds before the caller's deadline at which it gets the reason instead
+
+
+class Call:
+    """What a handler knows of the call around it.
+
+    Attributes:
+        remaining: seconds to the caller's deadline, None without one.
+        peer: whom the transport says the caller is.
+        principal: what the caller may do; None where nobody is asked for credentials.
+        approach: the call as it came in, for its metadata; None when the transport keeps none.
+        key: of the hand-off, once the request is read; for events.
+        weight: bytes of the request, set by handlers that may have to wait.
+    """
+
+    __slots__ = ("approach", "key", "peer", "principal", "remaining", "weight")
+
+    def __init__(
+        self,
+        remaining: float | None = None,
+        peer: str = "",
+        principal: Principal | None = None,
+        approach: Approach | None = None,
+    ) -> None:
+        self.remaining = remaining
+        self.peer = peer
+        self.principal = principal
+        self.approach = approach
+        self.key: Key | None = None
+        self.weight = 0
+
+    @property
+    def sharer(self) -> str:
+        """See `Origin`: the caller's name, or its host, so that many connections make no more callers."""
+        if self.principal is not None:
+            return self.principal.name
+        peer = self.peer
+        return peer.rpartition(":")[0] if peer.startswith("ip") else peer
+
+    def take_weight(self) -> int:
+        """See `Origin`."""
+        weight, self.weight = self.weight, 0
+        return weight
+
+    def permit(self, method: str, namespace: str) -> None:
+        """Raises Refusal PERMISSION_DENIED unless the caller may call the method for this namespace."""
+        if self.principal is not None and not self.principal.permits(method, namespace):
+            raise refusal.permission_denied()
+
+    def patience(self, max_wait: int) -> int:
+        """How long to wait, in nanoseconds: a little less than the caller does, so that it learns the reason."""
+        if not max_wait or self.remaining is None:
+            return max_wait
+        spare = self.remaining - min(_MARGIN, self.remaining * 0.2)
+        return min(max_wait, max(int(spare * 1e9), 0))
+
+
+def parse(message: type[M], data: bytes) -> M:
+    """Read a request. Raises Refusal INVALID_REQUEST for bytes that are none."""
+    try:
+        return message.FromString(data)
+    except DecodeError:
+        raise refusal.invalid("INVALID_REQUEST", [("request", f"is not a {message.DESCRIPTOR.name}")]) from None
+
+
+def wrapped(handlers: Mapping[str, Handler], wraps: Sequence[Wrap]) -> dict[str, Handler]:
+    """The handlers with these around them, the first one innermost."""
+    result = dict(handlers)
+    for wrap in wraps:
+        result = {method: wrap(method, handler) for method, handler in result.items()}
+    return result

@@ -1,0 +1,46 @@
+"""Who gets in: certificates and access files, put together from the settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import grpc
+
+from .config import Settings
+from .rpc.auth import AccessFile, Authorizer, Deny
+from .rpc.call import Wrap
+from .rpc.tls import Certificates
+
+Told = Callable[[str, Exception | None], None]
+"""(path of a file that was read again, what was wrong with it)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Security:
+    """What a store asks of those who connect. Without settings: nothing.
+
+    Attributes:
+        credentials: of TCP addresses; None is plaintext.
+        authorizer: None lets everybody who can connect do everything.
+    """
+
+    credentials: grpc.ServerCredentials | None
+    authorizer: Authorizer | None
+
+    @property
+    def wraps(self) -> Sequence[Wrap]:
+        """What goes around each handler."""
+        return () if self.authorizer is None else (self.authorizer.wrap,)
+
+
+def secure(settings: Settings, told: Told, denied: Deny) -> Security:
+    """Read what the settings name. Raises CertificateError and AccessError."""
+    credentials = None
+    if settings.tls_cert:
+        certificates = Certificates(settings.tls_cert, settings.tls_key, settings.tls_client_ca or None, told)
+        credentials = certificates.credentials()
+    tokens = AccessFile(settings.token_file, tokens=True) if settings.token_file else None
+    names = AccessFile(settings.tls_roles, tokens=False) if settings.tls_roles else None
+    authorizer = None if tokens is None and names is None else Authorizer(tokens, names, told, denied)
+    return Security(credentials, authorizer)
