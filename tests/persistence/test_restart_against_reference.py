@@ -1,4 +1,4 @@
-"""The reference model of the property tests beside a store that is killed again and again: nothing but waiters is lost."""
+"""The property tests' model beside a store that is killed again and again: nothing but waiters is lost."""
 
 from __future__ import annotations
 
