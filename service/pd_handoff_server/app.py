@@ -31,8 +31,8 @@ from .rpc.transport import TransportError, make_transport
 from .security import secure
 from .store.interface import Store
 from .store.ticker import Ticker
-from .telemetry.events import EventLog, configure
-from .telemetry.trace import following
+from .telemetry.events import configure
+from .telemetry.hub import Telemetry, TelemetryError
 
 __all__ = ["App", "plan_main", "serve", "serve_main"]
 
@@ -47,9 +47,10 @@ class App:
         """`clock` is the machine's, unless a test turns its own."""
         self.settings = settings
         self.log = structlog.get_logger()
-        self.events = EventLog(self.log, debug=settings.log_level == "debug")
         self.clock: Clock = SystemClock() if clock is None else clock
-        self.security = secure(settings, self.events.renewed_file, self.events.denied)
+        self.telemetry = Telemetry(settings, self.clock, self.log)
+        self.events = self.telemetry.events
+        self.security = secure(settings, self.events.renewed_file, self.telemetry.denied)
         self.gate = Gate(self.security.authorizer)
         self.max_message = max_message_bytes(Layout(settings.limits()), settings.max_batch)
         ports = Ports(settings.listen, self.security.credentials)
@@ -65,19 +66,21 @@ class App:
         # Torch takes a second to import; probes get their NOT_SERVING meanwhile.
         from .build import build_store  # noqa: PLC0415
 
-        return build_store(self.settings, self.clock, (self.events,))
+        return build_store(self.settings, self.clock, self.telemetry.observers)
 
     async def start(self) -> list[str]:
         """Listen, allocate, open the gate, and be SERVING; returns the addresses. Raises AddressError and others."""
         began = time.monotonic()
+        self.telemetry.start()
         addresses = await self.server.start()
         store, ticker = await asyncio.get_running_loop().run_in_executor(None, self._build)
         ticker.start()
         self.store, self.ticker = store, ticker
         describer = Describer(__version__, self.settings.max_batch, self.max_message, self._features())
-        wraps = (*self.security.wraps, following)
-        calls = Calls(store, describer, self.settings.max_batch, wraps)
+        wraps = (*self.security.wraps, *self.telemetry.wraps)
+        calls = Calls(store, describer, self.settings.max_batch, wraps, self.telemetry.note_item)
         self.gate.open(calls, Admin(store, contents=self.settings.admin_contents, wraps=wraps))
+        self.telemetry.serving(store, calls)
         await self.server.ready()
         facts = store.facts()
         self.log.info(
@@ -88,6 +91,7 @@ class App:
             arena_bytes=facts.row_bytes * facts.slots_total,
             store_epoch=facts.epoch,
             version=__version__,
+            metrics=self.telemetry.metrics_address,
             seconds=round(time.monotonic() - began, 3),
         )
         return addresses
@@ -95,6 +99,7 @@ class App:
     async def stop(self) -> None:
         """Drain: tell probes and callers, wake whoever waits, let calls in flight finish, and end."""
         self.log.info("draining", grace=self.settings.grace)
+        self.telemetry.draining()
         await self.server.drain()
         if self.store is not None:
             self.store.drain()
@@ -103,6 +108,7 @@ class App:
         await self.server.stop(self.settings.grace - notice)
         if self.ticker is not None:
             self.ticker.stop()
+        self.telemetry.stop()
         if self.store is not None:
             self.store.close()
         self.log.info("stopped")
@@ -112,7 +118,7 @@ async def serve(settings: Settings) -> int:
     """Serve until SIGTERM or SIGINT; returns an exit code."""
     try:
         app = App(settings)
-    except (AccessError, CertificateError, TransportError) as error:
+    except (AccessError, AddressError, CertificateError, TelemetryError, TransportError) as error:
         structlog.get_logger().error("refused to start", error=str(error))
         return EXIT_FAILED
     ending = asyncio.Event()
@@ -124,6 +130,7 @@ async def serve(settings: Settings) -> int:
     except (AddressError, ArenaFileError, ArenaTooLargeError) as error:
         app.log.error("refused to start", error=str(error))
         await app.server.stop(0)
+        app.telemetry.stop()
         return EXIT_FAILED
     await ending.wait()
     await app.stop()
