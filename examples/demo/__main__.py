@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from pd_handoff import DecodeClient
+from pd_handoff import DecodeClient, HandoffError
 
 from examples.demo import verdicts
 from examples.demo.pipes import Child
@@ -36,43 +36,53 @@ def main() -> int:
     os.environ.update(ENVIRONMENT)
     with tempfile.TemporaryDirectory(prefix="pd-handoff-demo-") as name, ExitStack() as stack:
         directory = Path(name)
-        store = Store(directory, "--slots", "4", "--max-top-logprobs", "128")
-        stack.callback(store.stop)
-        undivided, prefill, decode = (
-            start(stack, role, store, directory) for role in ("undivided", "prefill", "decode")
-        )
-        store.wait_until_serving(PATIENCE)
-        pids = ", ".join(str(each.process.pid) for each in (store, prefill, decode))
-        print(f"store, prefill and decode are processes {pids}")
-        weights = [child.expect("ready", PATIENCE)["weights"] for child in (undivided, prefill, decode)]
-
-        with DecodeClient(store.target) as client:
-            before = client.capabilities()
-            # What a gateway does with a request before it submits it.
-            greedy = replace(GREEDY, top_logprobs=before.clamp_top_logprobs(GREEDY.top_logprobs))
-            whole = [*PLAIN, greedy]
-            requests = [request.to_json() for request in (*whole, STUBBORN, TOO_LONG)]
-            undivided.tell(requests=requests[: len(whole)])
-            expected = [undivided.expect("generated", PATIENCE) for _ in whole]
-            decode.tell(requests=requests)
-            decode.expect("waiting", PATIENCE)
-            prefill.tell(requests=requests)
-            served = [prefill.expect("served", PATIENCE) for _ in requests]
-            received = [decode.expect("served", PATIENCE) for _ in requests]
-            after = client.capabilities()
-        for child in (undivided, prefill, decode):
-            child.end(PATIENCE)
-
-        rows = [
-            *(
-                verdicts.generated(*each)
-                for each in zip(whole, [*PLAIN, GREEDY], expected, served, received, strict=False)
-            ),
-            verdicts.refused(STUBBORN, served[-2], received[-2], before.limits.top_logprobs),
-            verdicts.aborted(TOO_LONG, served[-1], received[-1]),
-            verdicts.left_behind(before, after, store.stop(), weights),
-        ]
+        try:
+            rows = run(directory, stack)
+        except (RuntimeError, OSError, HandoffError) as error:
+            print(f"the demo could not go on: {error}", file=sys.stderr)
+            for log in sorted(directory.glob("*.log")):
+                print(f"--- {log.name}, its end:\n{log.read_text(errors='replace')[-4000:]}", file=sys.stderr)
+            return 1
     return report(rows, time.monotonic() - started)
+
+
+def run(directory: Path, stack: ExitStack) -> list[verdicts.Row]:
+    """Send the requests through; returns what became of them.
+
+    Raises RuntimeError, OSError or HandoffError when a process does not do its part.
+    """
+    store = Store(directory, "--slots", "4", "--max-top-logprobs", "128")
+    stack.callback(store.stop)
+    undivided, prefill, decode = (start(stack, role, store, directory) for role in ("undivided", "prefill", "decode"))
+    store.wait_until_serving(PATIENCE)
+    pids = ", ".join(str(each.process.pid) for each in (store, prefill, decode))
+    print(f"store, prefill and decode are processes {pids}", flush=True)
+    weights = [child.expect("ready", PATIENCE)["weights"] for child in (undivided, prefill, decode)]
+
+    with DecodeClient(store.target) as client:
+        before = client.capabilities()
+        # What a gateway does with a request before it submits it.
+        greedy = replace(GREEDY, top_logprobs=before.clamp_top_logprobs(GREEDY.top_logprobs))
+        whole = [*PLAIN, greedy]
+        requests = [request.to_json() for request in (*whole, STUBBORN, TOO_LONG)]
+        undivided.tell(requests=requests[: len(whole)])
+        expected = [undivided.expect("generated", PATIENCE) for _ in whole]
+        decode.tell(requests=requests)
+        decode.expect("waiting", PATIENCE)
+        prefill.tell(requests=requests)
+        served = [prefill.expect("served", PATIENCE) for _ in requests]
+        received = [decode.expect("served", PATIENCE) for _ in requests]
+        after = client.capabilities()
+    for child in (undivided, prefill, decode):
+        child.end(PATIENCE)
+
+    handed_over = zip(whole, [*PLAIN, GREEDY], expected, served[:-2], received[:-2], strict=True)
+    return [
+        *(verdicts.generated(*each) for each in handed_over),
+        verdicts.refused(STUBBORN, served[-2], received[-2], before.limits.top_logprobs),
+        verdicts.aborted(TOO_LONG, served[-1], received[-1]),
+        verdicts.left_behind(before, after, store.stop(), weights),
+    ]
 
 
 def start(stack: ExitStack, role: str, store: Store, directory: Path) -> Child:

@@ -26,11 +26,10 @@ def listen() -> dict[str, Any]:
 
 
 class Child:
-    """A process of the demo. Its stderr goes to a log file, which is shown when something is wrong."""
+    """A process of the demo. Its stderr goes to a log file."""
 
     def __init__(self, name: str, command: list[str], log: Path) -> None:
         self.name = name
-        self._log = log
         with log.open("wb") as stderr:
             self.process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, text=True, encoding="utf-8"
@@ -52,7 +51,7 @@ class Child:
         self._stdin.flush()
 
     def expect(self, event: str, seconds: float) -> dict[str, Any]:
-        """The child's next message, which has to be this one. Raises RuntimeError with its log otherwise."""
+        """The child's next message, which has to be this one. Raises RuntimeError otherwise."""
         try:
             line = self._lines.get(timeout=seconds)
         except queue.Empty:
@@ -65,11 +64,11 @@ class Child:
         return message
 
     def failure(self, what: str) -> RuntimeError:
-        """An error that shows what this child has logged."""
-        return RuntimeError(f"{self.name} {what}\n--- its log:\n{self._log.read_text(errors='replace')[-4000:]}")
+        """An error that names this child."""
+        return RuntimeError(f"the {self.name} process {what}")
 
     def end(self, seconds: float) -> None:
-        """Wait until it has ended by itself. Raises RuntimeError with its log when it does not, or not in order."""
+        """Wait until it has ended by itself. Raises RuntimeError when it does not, or not in order."""
         try:
             status = self.process.wait(seconds)
         except subprocess.TimeoutExpired:
