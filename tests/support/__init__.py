@@ -1,0 +1,1 @@
+"""What tests share: stores in this process and beside it, callers over any transport, records, and looks at errors."""
