@@ -1,0 +1,1 @@
+"""Benchmarks: the store beside its peers, in one run. `python -m bench`, or `--quick`."""

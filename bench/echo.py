@@ -1,0 +1,74 @@
+"""Servers that do nothing but answer: what a transport costs by itself.
+
+`python -m bench.echo fast|aio ADDRESS PUT GET`: every Put is answered by PUT bytes, every Get by GET bytes, which the
+caller makes as large as the store's answers. `fast` is the store's own fast transport, `aio` a plain `grpc.aio` server
+as gRPC's documentation has it, without anything of ours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+from pd_handoff_server import process
+
+STORE = "pd_handoff.v1.MetadataStore"
+
+
+def main() -> None:
+    """Serve until the process is ended; prints a line once it listens."""
+    kind, address, put, get = sys.argv[1:]
+    answers = {"Put": bytes(int(put)), "Get": bytes(int(get))}
+    if kind == "fast":
+        process.prepare()
+        _fast(address, answers)
+    else:
+        asyncio.run(_aio(address, answers))
+
+
+def _fast(address: str, answers: dict[str, bytes]) -> None:
+    import grpc  # noqa: PLC0415 - after `prepare`
+    from pd_handoff_server.rpc.fast.front import Front  # noqa: PLC0415
+    from pd_handoff_server.rpc.fast.internals import Loop  # noqa: PLC0415
+    from pd_handoff_server.rpc.fast.server import routes  # noqa: PLC0415
+    from pd_handoff_server.rpc.gate import UNARY  # noqa: PLC0415
+
+    def handler(answer: bytes) -> Any:
+        return lambda data, call, done: answer
+
+    calls = SimpleNamespace(handlers={name: handler(answers.get(name, b"")) for name in UNARY})
+    gate: Any = SimpleNamespace(guard=None, admit=lambda *_: None, ready_calls=lambda: calls)
+    server = grpc.server(None, options=[("grpc.so_reuseport", 0)])
+    server.add_insecure_port(address)
+    Loop(server, routes(Front(gate, lambda *_: None)), lambda error: print(repr(error), file=sys.stderr)).start()
+    print("serving", flush=True)
+    server.wait_for_termination()
+
+
+async def _aio(address: str, answers: dict[str, bytes]) -> None:
+    import grpc  # noqa: PLC0415
+
+    def handler(answer: bytes) -> Any:
+        async def behave(request: bytes, context: Any) -> bytes:
+            return answer
+
+        return grpc.unary_unary_rpc_method_handler(behave)
+
+    async def echo(requests: Any, context: Any) -> Any:
+        async for request in requests:
+            yield request
+
+    server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+    methods = {name: handler(answer) for name, answer in answers.items()}
+    methods["Session"] = grpc.stream_stream_rpc_method_handler(echo)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(STORE, methods),))
+    server.add_insecure_port(address)
+    await server.start()
+    print("serving", flush=True)
+    await server.wait_for_termination()
+
+
+if __name__ == "__main__":
+    main()

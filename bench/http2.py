@@ -1,0 +1,228 @@
+"""A load generator for unary gRPC calls: HTTP/2 written by hand, so that the client costs a few microseconds a call.
+
+Unlike h2load it sends another message with each call, so that each Put writes a row of its own, and it tells answers
+from errors. One thread, blocking sockets, any number of connections and calls in flight.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import struct
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+_DATA, _HEADERS, _RST, _SETTINGS, _PING, _GOAWAY, _WINDOW = 0, 1, 3, 4, 6, 7, 8
+_END_STREAM, _END_HEADERS, _ACK = 1, 4, 1
+_HUGE = (1 << 31) - 1
+_FIRST_DYNAMIC = 62  # HPACK's static table ends at 61
+
+_frame = struct.Struct(">BHBBI")
+_word = struct.Struct(">I")
+
+
+@dataclass
+class Outcome:
+    """What a run of calls came to. `seconds` from the first request to the last answer.
+
+    `latencies` (seconds, one a call in order of completion) and `answers` (messages in order of request) only when
+    asked for.
+    """
+
+    calls: int
+    seconds: float
+    errors: int
+    latencies: list[float] = field(default_factory=list)
+    answers: list[bytes | None] = field(default_factory=list)
+
+
+def connect(address: str) -> socket.socket:
+    """A connection to unix:PATH or host:port."""
+    if address.startswith("unix:"):
+        sock = socket.socket(socket.AF_UNIX)
+        sock.connect(address.removeprefix("unix:"))
+        return sock
+    host, _, port = address.rpartition(":")
+    sock = socket.create_connection((host, int(port)))
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return sock
+
+
+def _header(kind: int, flags: int, stream: int, size: int) -> bytes:
+    return _frame.pack(size >> 16, size & 0xFFFF, kind, flags, stream)
+
+
+def _text(text: str) -> bytes:
+    return bytes((len(text),)) + text.encode()
+
+
+class Connection:
+    """One connection. Windows are obeyed, settings and pings answered."""
+
+    def __init__(self, address: str, method: str) -> None:
+        """`method` is the full name, /package.Service/Method; all calls are of it."""
+        self.sock = connect(address)
+        self._stream = 1
+        self._window = 65535
+        self._initial_window = 65535
+        self._largest_frame = 16384
+        self._inbox = b""
+        self._index: dict[int, int] = {}  # stream -> index of the call
+        self._answer: dict[int, bytes] = {}
+        self._latent: list[tuple[int, bytes]] = []  # calls that the window does not let out yet
+        literal = (
+            b"\x44" + _text(method) + b"\x41" + _text("localhost") + b"\x40" + _text("te") + _text("trailers")
+            + b"\x5f" + _text("application/grpc") + b"\x7a" + _text("pd-handoff-bench")
+        )  # fmt: skip
+        self._first = b"\x83\x86" + literal  # POST, http; the rest enters the dynamic table
+        self._next = b"\x83\x86" + bytes(0x80 | (_FIRST_DYNAMIC + 4 - place) for place in range(5))
+        settings = struct.pack(">HIHI", 4, _HUGE, 2, 0)  # our window, and no push
+        update = _header(_WINDOW, 0, 0, 4) + _word.pack(_HUGE - 65535)
+        self.sock.sendall(_PREFACE + _header(_SETTINGS, 0, 0, len(settings)) + settings + update)
+
+    def request(self, index: int, message: bytes) -> bytes:
+        """The bytes of one call, b"" when the peer's window is full; then they come with a later `absorb`."""
+        if self._window < len(message) + 5:
+            self._latent.append((index, message))
+            return b""
+        return self._frames(index, message)
+
+    def _frames(self, index: int, message: bytes) -> bytes:
+        stream, self._stream = self._stream, self._stream + 2
+        self._index[stream] = index
+        block = self._first if stream == 1 else self._next
+        body = b"\x00" + _word.pack(len(message)) + message
+        self._window -= len(body)
+        out = _header(_HEADERS, _END_HEADERS, stream, len(block)) + block
+        if len(body) <= self._largest_frame:
+            return out + _header(_DATA, _END_STREAM, stream, len(body)) + body
+        parts = [out]
+        for at in range(0, len(body), self._largest_frame):
+            piece = body[at : at + self._largest_frame]
+            last = at + self._largest_frame >= len(body)
+            parts += (_header(_DATA, _END_STREAM if last else 0, stream, len(piece)), piece)
+        return b"".join(parts)
+
+    def absorb(self) -> tuple[list[tuple[int, bytes | None]], bytes]:
+        """Read what is there: ((call, its answer or None for an error) of each that ended, bytes to send)."""
+        got = self.sock.recv(1 << 18)
+        if not got:
+            raise ConnectionError("the server closed the connection")
+        data = self._inbox + got if self._inbox else got
+        ended: list[tuple[int, bytes | None]] = []
+        out = b""
+        at, size = 0, len(data)
+        while size - at >= 9:
+            high, low, kind, flags, stream = _frame.unpack_from(data, at)
+            length = high << 16 | low
+            if size - at - 9 < length:
+                break
+            start = at + 9
+            at = start + length
+            if kind == _DATA:
+                self._answer[stream] = self._answer.get(stream, b"") + data[start:at]
+            if kind in (_DATA, _HEADERS):
+                if flags & _END_STREAM:
+                    answer = self._answer.pop(stream, None)
+                    ended.append((self._index.pop(stream), None if answer is None else answer[5:]))
+            elif kind == _RST:
+                self._answer.pop(stream, None)
+                index = self._index.pop(stream, None)
+                if index is not None:
+                    ended.append((index, None))
+            else:
+                out += self._control(kind, flags, stream, data[start:at])
+        self._inbox = data[at:]
+        while self._latent and self._window >= len(self._latent[0][1]) + 5:
+            out += self._frames(*self._latent.pop(0))
+        return ended, out
+
+    def _control(self, kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+        if kind == _WINDOW and stream == 0:
+            self._window += _word.unpack(payload)[0]
+        elif kind == _PING and not flags & _ACK:
+            return _header(_PING, _ACK, 0, 8) + payload
+        elif kind == _SETTINGS and not flags & _ACK:
+            for name, value in struct.iter_unpack(">HI", payload):
+                if name == 5:
+                    self._largest_frame = value
+            return _header(_SETTINGS, _ACK, 0, 0)
+        elif kind == _GOAWAY:
+            raise ConnectionError(f"GOAWAY: {payload[8:]!r}")
+        return b""
+
+    def close(self) -> None:
+        """Hang up."""
+        self.sock.close()
+
+
+def drive(
+    address: str,
+    method: str,
+    messages: Sequence[bytes],
+    *,
+    in_flight: int,
+    connections: int = 1,
+    latencies: bool = False,
+    keep: bool = False,
+    timeout: float = 60.0,
+) -> Outcome:
+    """Send all messages, `in_flight` at a time. Raises TimeoutError after `timeout` seconds without an answer."""
+    opened = [Connection(address, method) for _ in range(connections)]
+    try:
+        return _drive(opened, messages, in_flight, latencies, keep, timeout)
+    finally:
+        for connection in opened:
+            connection.close()
+
+
+def _drive(
+    opened: list[Connection], messages: Sequence[bytes], in_flight: int, latencies: bool, keep: bool, timeout: float
+) -> Outcome:
+    total, sent, done, errors = len(messages), 0, 0, 0
+    times: list[float] = []
+    begun: dict[int, float] = {}
+    answers: list[bytes | None] = [None] * (total if keep else 0)
+    clock = time.perf_counter
+    poller = select.poll()
+    by_fd = {connection.sock.fileno(): connection for connection in opened}
+    for number in by_fd:
+        poller.register(number, select.POLLIN)
+    start = clock()
+    while sent < min(in_flight, total):
+        connection = opened[sent % len(opened)]
+        if latencies:
+            begun[sent] = clock()
+        connection.sock.sendall(connection.request(sent, messages[sent]))
+        sent += 1
+    single = opened[0] if len(opened) == 1 else None
+    if single is not None:
+        single.sock.settimeout(timeout)
+    while done < total:
+        if single is not None:
+            ready = [single]
+        else:
+            ready = [by_fd[number] for number, _ in poller.poll(timeout * 1000)]
+            if not ready:
+                raise TimeoutError(f"no answer for {timeout} s")
+        for connection in ready:
+            ended, out = connection.absorb()
+            now = clock() if latencies else 0.0
+            for index, answer in ended:
+                done += 1
+                if answer is None:
+                    errors += 1
+                if latencies:
+                    times.append(now - begun.pop(index))
+                if keep:
+                    answers[index] = answer
+                if sent < total:
+                    if latencies:
+                        begun[sent] = clock()
+                    out += connection.request(sent, messages[sent])
+                    sent += 1
+            if out:
+                connection.sock.sendall(out)
+    return Outcome(total, clock() - start, errors, times, answers)
