@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import sysconfig
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-import grpc
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from tests.support.process import ProcessStore
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -75,21 +74,9 @@ def fresh_bin(request: pytest.FixtureRequest, environments: dict[str, Future[Pat
 def store() -> Iterator[str]:
     """Where a store of the development environment listens: a Unix socket, as a target."""
     # Not below pytest's own directory: a socket's path is limited to 107 bytes.
-    with tempfile.TemporaryDirectory(prefix="pd-handoff-") as directory:
-        target = f"unix:{directory}/store.sock"
-        command = [str(Path(sysconfig.get_path("scripts")) / "pd-handoff"), "serve", "--listen", target, "--slots", "8"]
-        with (Path(directory) / "log").open("w+") as log:
-            process = subprocess.Popen(command, stdout=log, stderr=log)
-            try:
-                with grpc.insecure_channel(target, [("grpc.max_reconnect_backoff_ms", 200)]) as channel:
-                    grpc.channel_ready_future(channel).result(60)
-                    stub = health_pb2_grpc.HealthStub(channel)
-                    watch = stub.Watch(health_pb2.HealthCheckRequest(), timeout=60)
-                    assert any(answer.status == health_pb2.HealthCheckResponse.SERVING for answer in watch)
-                    watch.cancel()
-                yield target
-            finally:
-                process.terminate()
-                status = process.wait(30)
-            log.seek(0)
-            assert status == 0, log.read()
+    with (
+        tempfile.TemporaryDirectory(prefix="pdh") as directory,
+        ProcessStore(f"unix:{directory}/store.sock", slots=8) as process,
+    ):
+        yield process.wait().target
+        assert process.stop() == 0, process.events
