@@ -1,9 +1,7 @@
 """SGLang's metadata path through a store: the construction line that changes, and the few lines around it.
 
-    from pd_handoff.engines.sglang import SlotAllocator, StoreLink, StoreMetadataBuffers
-
-    self.req_to_metadata_buffer_idx_allocator = SlotAllocator(buffer_size)
-    self.disagg_metadata_buffers = StoreMetadataBuffers(buffer_size, ..., link=StoreLink("127.0.0.1:50071"))
+    from pd_handoff.engines.sglang import SlotAllocator as ReqToMetadataIdxAllocator
+    from pd_handoff.engines.sglang import StoreMetadataBuffers as MetadataBuffers
 
 Written for, and tested against, the class `MetadataBuffers` of SGLang 0.5.23; `upstream.differences()` says what a
 later one has changed. Nothing here imports sglang or torch until it has to touch a tensor or abort a request of
@@ -15,6 +13,7 @@ from pd_handoff.engines.sglang.admission import Admission, Admitted, RequestRefu
 from pd_handoff.engines.sglang.append import append_to_request
 from pd_handoff.engines.sglang.bridge import record_from_row, write_row
 from pd_handoff.engines.sglang.buffers import StoreMetadataBuffers, report_abort
+from pd_handoff.engines.sglang.environment import admit, link_from_environment
 from pd_handoff.engines.sglang.keys import is_fake_transfer, key_of, sample_keys
 from pd_handoff.engines.sglang.link import StoreLink
 from pd_handoff.engines.sglang.request import record_from_request
@@ -31,9 +30,11 @@ __all__ = [
     "SlotAllocator",
     "StoreLink",
     "StoreMetadataBuffers",
+    "admit",
     "append_to_request",
     "is_fake_transfer",
     "key_of",
+    "link_from_environment",
     "model_info",
     "record_from_request",
     "record_from_row",

@@ -13,6 +13,7 @@ from typing import Any
 
 from pd_handoff.engines.sglang.attempts import REMEMBERED, Attempts
 from pd_handoff.engines.sglang.binding import Binding
+from pd_handoff.engines.sglang.environment import link_from_environment
 from pd_handoff.engines.sglang.keys import is_fake_transfer, key_of
 from pd_handoff.engines.sglang.link import StoreLink
 from pd_handoff.engines.sglang.request import record_from_request
@@ -61,7 +62,7 @@ class StoreMetadataBuffers:
             as SGLang's constructor takes them; the rows of get_buf have these sizes.
         custom_mem_pool: not used; nothing is registered with it.
         kv_checksum_enabled: as with SGLang.
-        link: the store.
+        link: the store; None is the one that the environment names (see `environment`).
         sampling_mask: hand sampling masks over; both sides need the same value.
         refused: told (request, text, HTTP status) when a request cannot go on; None is SGLang's `prepare_abort`.
     """
@@ -77,7 +78,7 @@ class StoreMetadataBuffers:
         output_dsa_topk_indices_dim: int = 0,
         *,
         kv_checksum_enabled: bool = False,
-        link: StoreLink,
+        link: StoreLink | None = None,
         sampling_mask: bool = True,
         refused: Refused | None = None,
     ) -> None:
@@ -86,7 +87,7 @@ class StoreMetadataBuffers:
         self.output_dsa_topk_indices_dim = output_dsa_topk_indices_dim
         self.enable_sampling_mask = sampling_mask
         self.kv_checksum_enabled = kv_checksum_enabled
-        self.link = link
+        self.link = link or link_from_environment()
         self.shape = RowShape(
             hidden_size,
             hidden_states_dtype,
@@ -144,6 +145,8 @@ class StoreMetadataBuffers:
         """After the prefill: publishes the request's record. True when decode will get it; False when it was refused:
         then the request has been aborted here, and decode will be told the same status and text."""
         owner, *checksum = self._checksums.pop(int(req.metadata_buffer_index), (None, 0, 0))
+        if getattr(req, "handoff_refused", False):
+            return False
         if is_fake_transfer(req) or not self.link.publishes:
             return True
         try:
@@ -301,6 +304,7 @@ class StoreMetadataBuffers:
 
     def _tell(self, req: Any, status: int, message: str) -> None:
         self._telling = req
+        req.handoff_refused = True
         try:
             self._refused(req, message, status)
         finally:

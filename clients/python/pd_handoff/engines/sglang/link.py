@@ -6,8 +6,8 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Coroutine
-from concurrent.futures import CancelledError, Future
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
 from pd_handoff import aio
@@ -84,11 +84,11 @@ class StoreLink:
     def read(self, key: Key, attempt: int) -> Future[Handoff]:
         """Waits for a record in the background and consumes it. The future fails with a HandoffError; cancelling it
         ends the wait."""
-        return self._run(self._read(key, attempt))
+        return self._start(lambda client: self._read(client, key, attempt))
 
     def abort(self, key: Key, failure: Failure, attempt: int) -> Future[bool]:
         """Aborts in the background: a scheduler does not wait for it. The future tells, and the log when it failed."""
-        return self._run(self._abort(key, failure, attempt), to_settle=True)
+        return self._start(lambda client: _abort(client, key, failure, attempt), to_settle=True)
 
     def settle(self, timeout: float = 5.0) -> None:
         """Waits up to `timeout` seconds until the aborts sent so far have their answer."""
@@ -111,19 +111,16 @@ class StoreLink:
         if self._closed:
             raise RuntimeError("this StoreLink is closed")
 
-    def _run(self, work: Coroutine[Any, Any, T], *, to_settle: bool = False) -> Future[T]:
+    def _start(
+        self, work: Callable[[aio.DecodeClient], Coroutine[Any, Any, T]], *, to_settle: bool = False
+    ) -> Future[T]:
         with self._lock:
-            try:
-                self._require_open()
-                if self._background is None:
-                    self._background = _Background(self.target, {**self._settings, "reader_id": self._reader_id})
-            except BaseException:
-                work.close()
-                raise
+            self._require_open()
+            if self._background is None:
+                self._background = _Background(self.target, {**self._settings, "reader_id": self._reader_id})
             return self._background.start(work, to_settle)
 
-    async def _read(self, key: Key, attempt: int) -> Handoff:
-        client = self._client()
+    async def _read(self, client: aio.DecodeClient, key: Key, attempt: int) -> Handoff:
         deadline = time.monotonic() + self.wait
         while True:  # ends with the deadline
             began = time.monotonic()
@@ -135,18 +132,13 @@ class StoreLink:
                     raise
                 await asyncio.sleep(max(0.0, min(_LEAST_PAUSE - (now - began), deadline - now)))
 
-    async def _abort(self, key: Key, failure: Failure, attempt: int) -> bool:
-        try:
-            return await self._client().abort(key, failure, attempt=attempt)
-        except HandoffError as error:
-            log.warning("room %d: the abort did not reach the store: %s", key.room, error)
-            raise
 
-    def _client(self) -> aio.DecodeClient:
-        background = self._background
-        if background is None:
-            raise RuntimeError("this StoreLink is closed")
-        return background.client
+async def _abort(client: aio.DecodeClient, key: Key, failure: Failure, attempt: int) -> bool:
+    try:
+        return await client.abort(key, failure, attempt=attempt)
+    except HandoffError as error:
+        log.warning("room %d: the abort did not reach the store: %s", key.room, error)
+        raise
 
 
 class _Background:
@@ -163,20 +155,15 @@ class _Background:
 
         self.client = asyncio.run_coroutine_threadsafe(connect(), self._loop).result(10.0)
 
-    def start(self, work: Coroutine[Any, Any, T], to_settle: bool) -> Future[T]:
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+    def start(self, work: Callable[[aio.DecodeClient], Coroutine[Any, Any, T]], to_settle: bool) -> Future[T]:
+        future = asyncio.run_coroutine_threadsafe(work(self.client), self._loop)
         if to_settle:
             self._pending.add(future)
             future.add_done_callback(self._pending.discard)
         return future
 
     def settle(self, timeout: float) -> None:
-        deadline = time.monotonic() + timeout
-        for future in tuple(self._pending):
-            try:
-                future.result(max(0.0, deadline - time.monotonic()))
-            except (HandoffError, TimeoutError, CancelledError) as error:
-                log.debug("an abort was not answered: %s", error)
+        wait(tuple(self._pending), timeout)
 
     def close(self) -> None:
         self.settle(2.0)

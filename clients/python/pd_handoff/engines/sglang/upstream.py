@@ -47,6 +47,7 @@ READS = frozenset(
         "output_ids",
         "output_topk_index",
         "output_topk_p",
+        "output_topk_p.size",
         "return_logprob",
         "return_sampling_mask",
         "sampling_mask_rows",

@@ -1,0 +1,123 @@
+"""What an SGLang process takes from its environment, so that the engine's construction lines stay as they are.
+
+| variable | meaning | default |
+|---|---|---|
+| `PD_HANDOFF_TARGET` | `host:port` or `unix:PATH` of the store | `127.0.0.1:50071` |
+| `PD_HANDOFF_NAMESPACE` | which of several models or deployments that share it | the empty one |
+| `PD_HANDOFF_TOKEN_FILE` | file with the bearer token; read at each call | no token |
+| `PD_HANDOFF_TLS_CA` | PEM of the authority that signed the store's certificate | plaintext |
+| `PD_HANDOFF_EXPECTED_READERS` | on prefill: how many ranks of decode read a record | 1 |
+| `PD_HANDOFF_ADMISSION` | `reject` or `clamp`: see Admission | `reject` |
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any, cast
+
+from pd_handoff._channel import DEFAULT_TARGET, tls_credentials
+from pd_handoff.client import DecodeClient
+from pd_handoff.engines.sglang.admission import Admission, Policy
+from pd_handoff.engines.sglang.link import StoreLink
+from pd_handoff.errors import HandoffError
+from pd_handoff.retries import NO_RETRIES
+
+log = logging.getLogger(__name__)
+REFRESH = 60.0  # seconds that a store's limits are taken for current
+RETRY = 10.0  # seconds until a store that did not answer is asked again
+
+
+def link_from_environment(**overrides: Any) -> StoreLink:
+    """The StoreLink that the environment describes. Publishes only on the rank of a prefill that SGLang lets speak
+    for the others: the first of its attention group, in the last stage of a pipeline. Raises ValueError for a bad
+    setting."""
+    settings = {
+        "target": os.environ.get("PD_HANDOFF_TARGET") or DEFAULT_TARGET,
+        "expected_readers": _count("PD_HANDOFF_EXPECTED_READERS", 1),
+        "publishes": speaks_for_its_ranks(),
+        **_connection(),
+        **overrides,
+    }
+    return StoreLink(**settings)
+
+
+def speaks_for_its_ranks() -> bool:
+    """Whether this scheduler's rank is the one that publishes. True outside of a scheduler."""
+    context = sys.modules.get("sglang.srt.runtime_context")
+    if context is None:
+        return True
+    parallel = context.get_parallel()
+    try:
+        first = parallel.attn_tp_rank == 0 and parallel.attn_cp_rank == 0
+        return bool(first and parallel.pp_rank == parallel.pp_size - 1)
+    except (ValueError, RuntimeError):  # SGLang's answer where no ranks were set up
+        return True
+
+
+def admit(params: Any) -> None:
+    """For SGLang's tokenizer, before a request is scheduled: clamps `params` in place, or raises RequestRefused (a
+    ValueError, HTTP 400). Does nothing where PD_HANDOFF_TARGET is not set, and lets pass what it cannot judge while
+    the store is away: the scheduler's own reservation still refuses it before its prefill."""
+    if not os.environ.get("PD_HANDOFF_TARGET"):
+        return
+    admission = _limits.admission()
+    if admission is None:
+        return
+    admitted = admission.check(params)
+    for note in admitted.notes:
+        log.info("%s", note)
+    admitted.apply(params)
+
+
+class _Limits:
+    """The limits of the store, asked for once a minute."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._client: DecodeClient | None = None
+        self._admission: Admission | None = None
+        self._ask_at = 0.0
+
+    def admission(self) -> Admission | None:
+        with self._lock:
+            if time.monotonic() >= self._ask_at:
+                self._ask()
+            return self._admission
+
+    def _ask(self) -> None:
+        try:
+            if self._client is None:
+                target = os.environ["PD_HANDOFF_TARGET"]
+                self._client = DecodeClient(target, timeout=1.0, retries=NO_RETRIES, **_connection())
+            policy = os.environ.get("PD_HANDOFF_ADMISSION") or "reject"
+            self._admission = Admission(self._client.capabilities(), cast(Policy, policy))
+            self._ask_at = time.monotonic() + REFRESH
+        except HandoffError as error:
+            log.warning("the limits of the store are not known: %s", error)
+            self._ask_at = time.monotonic() + RETRY
+
+
+_limits = _Limits()
+
+
+def _connection() -> dict[str, Any]:
+    settings: dict[str, Any] = {"namespace": os.environ.get("PD_HANDOFF_NAMESPACE", "")}
+    token_file = os.environ.get("PD_HANDOFF_TOKEN_FILE")
+    if token_file:
+        settings["token"] = lambda: Path(token_file).read_text(encoding="ascii").strip()
+    authority = os.environ.get("PD_HANDOFF_TLS_CA")
+    if authority:
+        settings["credentials"] = tls_credentials(ca=Path(authority).read_bytes())
+    return settings
+
+
+def _count(name: str, otherwise: int) -> int:
+    text = os.environ.get(name) or str(otherwise)
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError(f"{name} must be a whole number from 1, is {text!r}")
+    return int(text)

@@ -1,0 +1,56 @@
+"""A store, and SGLang's modules, for all tests of a run."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from pd_handoff.engines.sglang import StoreLink
+
+from examples.demo.store import Store
+from examples.sglang.engine import load
+from tests.sglang.sides import Sides
+
+settings.register_profile(
+    "sglang", deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+)
+settings.load_profile("sglang")
+
+
+@pytest.fixture(scope="session")
+def upstream() -> Any:
+    """The module of the real class."""
+    return load("srt.disaggregation.utils")
+
+
+@pytest.fixture(scope="session")
+def target() -> Iterator[str]:
+    """A store's address."""
+    with tempfile.TemporaryDirectory(prefix="pd-handoff-") as folder:
+        store = Store(Path(folder), "--slots", "64", "--max-hidden-state-bytes", "4096")
+        try:
+            store.wait_until_serving(60)
+            yield store.target
+        finally:
+            status = store.stop()
+        assert status == 0
+
+
+@pytest.fixture
+def sides(target: str) -> Iterator[Sides]:
+    """Prefill's and decode's buffers of one deployment."""
+    both = Sides(target)
+    yield both
+    both.close()
+
+
+@pytest.fixture
+def link(target: str) -> Iterator[StoreLink]:
+    """A connection of its own."""
+    connection = StoreLink(target)
+    yield connection
+    connection.close()

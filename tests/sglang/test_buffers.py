@@ -1,0 +1,242 @@
+"""The adapter's own rules: attempts, ranks, fake transfers, a store that is away, and what it imports."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pd_handoff import HandoffExists, Key
+from pd_handoff.engines.sglang import (
+    Slot,
+    SlotAllocator,
+    StoreLink,
+    StoreMetadataBuffers,
+    key_of,
+    link_from_environment,
+    report_abort,
+)
+from pd_handoff.engines.sglang.attempts import Attempts
+from pd_handoff.engines.sglang.buffers import POLL_FAILED, POLL_SUCCESS, POLL_TRANSFERRING
+from pd_handoff.retries import NO_RETRIES
+
+from examples.sglang.engine import load
+from tests.sglang.making import Made
+from tests.sglang.sides import Sides, commit, decode_entry
+
+
+def test_nothing_is_imported_that_is_not_used() -> None:
+    code = "import sys, pd_handoff.engines.sglang; print([n for n in ('sglang', 'torch', 'numpy') if n in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_numbers_of_kv_poll_are_sglangs() -> None:
+    polls = load("srt.disaggregation.base").KVPoll
+    assert (polls.Failed, polls.Transferring, polls.Success) == (POLL_FAILED, POLL_TRANSFERRING, POLL_SUCCESS)
+
+
+def test_sglangs_own_gate_reads_rooms_that_are_not_0(upstream: Any, sides: Sides) -> None:
+    made = Made(room=101)
+    request = made.request(computed=False)
+    sides.decode.bind(0, request)
+    polls = [4]
+    upstream._apply_metadata_gate(polls, [decode_entry(request)], sides.decode)
+    assert polls == [3]
+    assert sides.publish(made.request())
+    sides.decode.get_buf(0)
+    polls = [4]
+    upstream._apply_metadata_gate(polls, [decode_entry(request)], sides.decode)
+    assert polls == [4]
+
+
+def test_a_reservation_before_the_prefill_is_what_the_record_goes_into(sides: Sides) -> None:
+    made = Made(token=5, room=102)
+    source, request = made.request(), made.request(computed=False)
+    assert sides.prefill.reserve(source)
+    with pytest.raises(HandoffExists):
+        sides.prefill.link.prefill.reserve(Key(102), owner="another prefill")
+    assert sides.prefill.reserve(source)  # once more: the same
+    assert sides.publish(source)
+    sides.decode.bind(0, request)
+    assert commit(sides.decode, request).output_ids.tolist() == [5]
+
+
+def test_a_retracted_request_gets_its_second_prefill(sides: Sides) -> None:
+    made = Made(token=5, room=103)
+    assert sides.hand_over(made.request(), made.request(computed=False))[0][0].item() == 5
+    # Retracted: decode asks for the same room again, within the grace in which the first record can still be read.
+    request = made.request(computed=False)
+    sides.decode.bind(0, request)
+    assert not sides.decode.ready(0)
+    assert sides.publish(Made(token=6, room=103).request())
+    assert sides.decode.get_buf(0)[0][0].item() == 6
+
+
+def test_a_number_of_the_engines_own_counts_for_more(sides: Sides) -> None:
+    made = Made(token=7, room=104)
+    source, request = made.request(), made.request(computed=False)
+    source.handoff_attempt = request.handoff_attempt = 5
+    assert sides.hand_over(source, request)[0][0].item() == 7
+    second = made.request()
+    second.handoff_attempt = 4  # a prefill that was overtaken
+    assert not sides.publish(second)
+    assert second.finished_reason.status_code == 409
+
+
+def test_attempts_are_counted_and_forgotten_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    attempts = Attempts()
+    key = Key(1)
+    assert attempts.current(key) == 0
+    assert attempts.begin(key) == 0
+    assert attempts.begin(key) == 0  # goes on
+    attempts.end(key)
+    attempts.end(Key(2))  # never begun
+    assert attempts.begin(key) == 1
+    assert attempts.begin(key, 7) == 7
+    attempts.end(key)
+    assert attempts.begin(key) == 8
+    monkeypatch.setattr("pd_handoff.engines.sglang.attempts.REMEMBERED", 2)
+    for room in range(2, 5):
+        attempts.begin(Key(room))
+    assert attempts.current(key) == 0
+
+
+def test_two_requests_in_one_room_are_told_apart(sides: Sides) -> None:
+    first, second = Made(token=1, room=105).request(rid="first"), Made(token=2, room=105).request(rid="second")
+    assert sides.prefill.reserve(first)
+    assert not sides.prefill.reserve(second)
+    assert second.finished_reason.status_code == 409
+
+
+def test_fake_transfers_touch_no_store(tmp_path: Path) -> None:
+    buffers = StoreMetadataBuffers(1, 16, torch.float32, 16, link=StoreLink(f"unix:{tmp_path}/nobody.sock"))
+    source, request = Made(room=0).request(), Made(room=0).request(computed=False)
+    source.bootstrap_host = request.bootstrap_host = "2.2.2.2"
+    assert buffers.reserve(source)
+    assert buffers.set_buf(source)
+    assert buffers.abort(source, "stop") is None
+    buffers.bind(0, request)
+    assert buffers.ready(0)
+    assert buffers.failure(0) is None
+    assert [tensor.any().item() for tensor in buffers.get_buf(0) if tensor is not None] == [False] * 13
+    buffers.clear_slot(0)
+    buffers.close()
+
+
+def test_only_one_rank_publishes_and_all_read(target: str) -> None:
+    speaker, silent = (
+        StoreMetadataBuffers(1, 16, torch.float32, 16, link=StoreLink(target, publishes=speaks, expected_readers=2))
+        for speaks in (True, False)
+    )
+    readers = [StoreMetadataBuffers(1, 16, torch.float32, 16, link=StoreLink(target)) for _ in range(2)]
+    for buffers in (silent, speaker):
+        assert buffers.reserve(Made(room=106).request())
+        assert buffers.set_buf(Made(token=3, room=106).request())
+    for reader in readers:
+        reader.bind(0, Made(room=106).request(computed=False))
+        assert reader.get_buf(0)[0][0].item() == 3
+    for buffers in (speaker, silent, *readers):
+        buffers.close()
+
+
+def test_without_a_store_the_request_fails_and_the_scheduler_goes_on(tmp_path: Path) -> None:
+    away = StoreLink(f"unix:{tmp_path}/nobody.sock", timeout=0.5, wait=0.5, retries=NO_RETRIES)
+    buffers = StoreMetadataBuffers(1, 16, torch.float32, 16, link=away)
+    source = Made(room=107).request()
+    assert not buffers.reserve(source)
+    assert not source.finished()  # set_buf asks again
+    assert not buffers.set_buf(source)
+    assert source.finished_reason.status_code == 503
+    request = Made(room=107).request(computed=False)
+    buffers.bind(0, request)
+    buffers.get_buf(0)
+    assert request.finished_reason.status_code == 503
+    assert "the hand-off from prefill failed" in request.finished_reason.message
+    buffers.close()
+
+
+def test_a_wait_longer_than_the_stores_longest_ends_in_time(target: str) -> None:
+    buffers = StoreMetadataBuffers(1, 16, torch.float32, 16, link=StoreLink(target, wait=0.2))
+    request = Made(room=108).request(computed=False)
+    buffers.bind(0, request)
+    buffers.get_buf(0)
+    failure = buffers.failure(0)
+    assert failure is not None
+    assert (failure.http_status, failure.reason) == (504, "RECORD_NOT_READY")
+    buffers.close()
+
+
+def test_a_request_without_a_room_is_refused(sides: Sides) -> None:
+    source = Made(room=None).request()
+    assert not sides.prefill.reserve(source)
+    assert not sides.publish(source)
+    assert source.finished_reason.status_code == 400
+    with pytest.raises(ValueError, match="bootstrap_room"):
+        key_of(source)
+
+
+def test_rows_that_are_bound_to_nothing_say_so(sides: Sides) -> None:
+    with pytest.raises(LookupError, match="row 3 is bound to no request"):
+        sides.decode.get_buf(3)
+    first = sides.decode_slots.alloc()
+    assert first is not None
+    sides.decode.bind(first, Made(room=109).request(computed=False))
+    sides.decode_slots.free(first)
+    second = sides.decode_slots.alloc(), *(sides.decode_slots.alloc() for _ in range(3))
+    again = next(slot for slot in second if slot == first)
+    assert again is not None
+    sides.decode.bind(again, Made(room=110).request(computed=False))
+    with pytest.raises(LookupError, match="another one by now"):
+        sides.decode.ready(first)
+    assert not sides.decode.ready(again)
+
+
+def test_report_abort_reaches_every_side_of_the_process(sides: Sides) -> None:
+    source, request = Made(room=111).request(), Made(room=111).request(computed=False)
+    sides.decode.bind(0, request)
+    report_abort(source, "the user left", None)
+    sides.decode.get_buf(0)
+    assert (request.finished_reason.status_code, request.finished_reason.message) == (500, "the user left")
+    assert sides.decode.fail(decode_entry(request))
+
+
+def test_a_slot_is_an_int_wherever_it_goes() -> None:
+    slots = SlotAllocator(3)
+    slot = slots.alloc()
+    assert isinstance(slot, Slot)
+    assert str(slot).encode("ascii") == b"0"
+    assert [10, 20][slot] == 10
+    copy = pickle.loads(pickle.dumps(slot))
+    assert (copy, copy.generation) == (0, 1)
+    assert slots.free(int(slot))  # a plain int, as an engine may have kept it
+    with pytest.raises(ValueError, match="at least one row"):
+        SlotAllocator(0)
+
+
+def test_the_environment_describes_a_link(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("secret\n", encoding="ascii")
+    monkeypatch.setenv("PD_HANDOFF_TARGET", "10.0.0.1:7")
+    monkeypatch.setenv("PD_HANDOFF_NAMESPACE", "big-model")
+    monkeypatch.setenv("PD_HANDOFF_TOKEN_FILE", str(token))
+    monkeypatch.setenv("PD_HANDOFF_EXPECTED_READERS", "4")
+    link = link_from_environment(wait=5.0)
+    assert (link.target, link.expected_readers, link.publishes, link.wait) == ("10.0.0.1:7", 4, True, 5.0)
+    assert link._settings["namespace"] == "big-model"
+    assert link._settings["token"]() == "secret"
+    monkeypatch.setenv("PD_HANDOFF_EXPECTED_READERS", "four")
+    with pytest.raises(ValueError, match="PD_HANDOFF_EXPECTED_READERS must be a whole number from 1"):
+        link_from_environment()
+
+
+def test_a_rank_of_a_scheduler_knows_whether_it_speaks() -> None:
+    parallel = load("srt.runtime_context").get_parallel()
+    first = {"attn_tp_rank": 0, "attn_cp_rank": 0, "pp_rank": 1, "pp_size": 2}
+    for ranks, speaks in ((first, True), ({**first, "attn_tp_rank": 1}, False), ({**first, "pp_rank": 0}, False)):
+        with parallel.override(**ranks):
+            assert link_from_environment().publishes is speaks
