@@ -1,22 +1,7 @@
-"""How long the property tests look: `PD_HANDOFF_TEST_PROFILE=long` for a run of many minutes, else a quick one."""
+"""Property tests look as long as the profile says."""
 
 from __future__ import annotations
 
-import os
+from tests.property import profiles
 
-from hypothesis import HealthCheck, settings
-
-PROFILE_VARIABLE = "PD_HANDOFF_TEST_PROFILE"
-
-# Examples are slow to draw on a busy machine, which says nothing about the store; time is measured elsewhere.
-_QUICK = settings(
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow],
-    print_blob=True,
-    max_examples=200,
-    stateful_step_count=50,
-)
-
-settings.register_profile("quick", _QUICK)
-settings.register_profile("long", _QUICK, max_examples=20_000, stateful_step_count=100)
-settings.load_profile(os.environ.get(PROFILE_VARIABLE, "quick"))
+profiles.load()

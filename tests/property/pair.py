@@ -179,8 +179,10 @@ class Pair:
             result = refused
         if isinstance(result, Waiter):
             self.handles[number] = result
-        self._match(result, model())
-        self._compare_completions(self.model.settle(set(self._step)))
+        expected = model()
+        completions = self.model.settle(set(self._step))  # may renew what was just granted, before the caller looks
+        self._match(result, expected)
+        self._compare_completions(completions)
         return result
 
     def _compare_completions(self, expected: dict[int, Expected]) -> None:

@@ -1,0 +1,231 @@
+"""The embedded store where the reference model does not look: damage, re-entrance, the alarm, and its own record."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from pd_handoff_server.arena.arena import Arena
+from pd_handoff_server.arena.layout import HEADER, Layout
+from pd_handoff_server.lifecycle import Failure, Handoff, Lifecycle, Policy, Spec, TokenMint
+from pd_handoff_server.refusal import Refusal
+from pd_handoff_server.store.embedded import EmbeddedStore
+from pd_handoff_server.store.interface import Reading
+
+from tests.support import records as make
+from tests.support.clock import FakeClock
+
+from .strategies import SMALL
+
+SECOND = 1_000_000_000
+ROOM = ("", 7, 0)
+OTHER = ("", 8, 0)
+
+
+class Store:
+    """An embedded store with its parts at hand, and everything that was completed."""
+
+    def __init__(self, slots: int = 2, *, tombstones: int = 100) -> None:
+        self.clock = FakeClock()
+        self.arena = Arena(slots, Layout(SMALL))
+        policy = Policy(60 * SECOND, SECOND, 100 * SECOND, 300 * SECOND, 30 * SECOND, 120 * SECOND, tombstones)
+        self.lifecycle = Lifecycle(slots, policy, self.clock, TokenMint("ab" * 8), self.arena)
+        self.core = EmbeddedStore(
+            self.arena, self.lifecycle, self.clock, epoch="ab" * 8, max_wait=600 * SECOND, max_waiters=1000
+        )
+        self.completed: list[Any] = []
+
+    def reserve(self, key: tuple[str, int, int] = ROOM, owner: str = "o", wait: int = 0) -> Any:
+        """A Reserve."""
+        return self.core.reserve(Spec(key, owner), wait, self.completed.append)
+
+    def publish(self, key: tuple[str, int, int] = ROOM) -> Handoff:
+        """Reserve and put."""
+        handoff = self.reserve(key)
+        assert isinstance(handoff, Handoff)
+        self.core.put(key, handoff.token, make.full())
+        return handoff
+
+    def get(self, key: tuple[str, int, int] = ROOM, wait: int = 0) -> Any:
+        """A consuming Get."""
+        return self.core.get(key, 0, "r", True, wait, self.completed.append)
+
+    def damage(self, handoff: Handoff) -> None:
+        """Flip a bit of its record."""
+        self.arena.storage[handoff.slot, HEADER.size + 3] ^= 1
+
+
+def refusal_of(act: Callable[[], Any]) -> Refusal:
+    """What it is refused with."""
+    with pytest.raises(Refusal) as caught:
+        act()
+    return caught.value
+
+
+# -- damage ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tombstones", [100, 0])
+def test_a_damaged_record_is_never_returned_and_its_slot_never_used_again(tombstones: int) -> None:
+    store = Store(2, tombstones=tombstones)
+    handoff = store.publish()
+    store.damage(handoff)
+    refused = refusal_of(store.get)
+    assert refused.reason == "HANDOFF_ABORTED"
+    assert refused.metadata == {"http_status": "500", "failure_reason": "ROW_DAMAGED"}
+    assert store.core.facts().slots_free == 1
+    assert store.lifecycle.slots.quarantined == {handoff.slot}
+    assert store.reserve().slot != handoff.slot if tombstones == 0 else store.reserve(OTHER).slot != handoff.slot
+    assert refusal_of(lambda: store.reserve(("", 9, 0))).reason == "ARENA_FULL"
+
+
+def test_damage_is_told_alike_to_all_who_come_later() -> None:
+    store = Store()
+    handoff = store.publish()
+    store.damage(handoff)
+    first = refusal_of(store.get)
+    for again in (refusal_of(store.get), refusal_of(lambda: store.core.put(ROOM, handoff.token, make.full()))):
+        assert (again.reason, again.metadata, again.message) == (first.reason, first.metadata, first.message)
+
+
+def test_damage_found_by_a_repeated_put_is_no_success() -> None:
+    store = Store()
+    handoff = store.publish()
+    store.damage(handoff)
+    assert refusal_of(lambda: store.core.put(ROOM, handoff.token, make.full())).reason == "HANDOFF_ABORTED"
+
+
+def test_the_failure_told_is_that_of_the_damage_also_beside_an_abort_of_a_later_attempt() -> None:
+    store = Store()
+    handoff = store.publish()
+    store.core.abort(ROOM, Failure(400, "OTHER", ""), b"", 3)
+    store.damage(handoff)
+    refused = refusal_of(lambda: store.core.put(ROOM, handoff.token, make.full()))
+    assert refused.metadata["failure_reason"] == "ROW_DAMAGED"
+
+
+def test_a_neighbour_of_a_damaged_row_is_read() -> None:
+    store = Store()
+    store.damage(store.publish())
+    store.publish(OTHER)
+    assert refusal_of(store.get).reason == "HANDOFF_ABORTED"
+    assert store.get(OTHER).image == make.full().SerializeToString()
+
+
+# -- completions -------------------------------------------------------------------------------------------------------
+
+
+def test_completions_run_outside_the_lock_and_may_call_the_store() -> None:
+    store = Store()
+    seen: list[Any] = []
+
+    def done(result: Any) -> None:
+        seen.append(result)
+        seen.append(store.core.get(ROOM, 0, "nested", False, 0, seen.append))
+        store.core.release(ROOM, b"", "nested")
+
+    store.core.get(ROOM, 0, "r", True, SECOND, done)
+    store.publish()
+    assert [type(result) for result in seen] == [Reading, Reading]
+    assert store.core.waiting == 0
+
+
+def test_each_of_many_waiting_readers_is_answered_once_whichever_threads_come() -> None:
+    store = Store(1)
+    answers: list[list[Any]] = [[] for _ in range(200)]
+    parked = [store.core.get(ROOM, 0, str(n), False, SECOND, answers[n].append) for n in range(200)]
+    cancelled = [False] * 200
+    start = threading.Barrier(3)
+
+    def cancel() -> None:
+        start.wait()
+        for number, each in enumerate(parked):
+            if number % 2:
+                assert not isinstance(each, Reading)
+                cancelled[number] = each.cancel()
+
+    def publish() -> None:
+        start.wait()
+        store.publish()
+
+    threads = [threading.Thread(target=cancel), threading.Thread(target=publish)]
+    for thread in threads:
+        thread.start()
+    start.wait()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    for number in range(200):
+        assert len(answers[number]) == (0 if cancelled[number] else 1)
+    assert store.core.waiting == 0
+
+
+# -- the timer ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_alarm_rings_when_something_is_due_earlier_than_the_timer_knows() -> None:
+    store = Store()
+    rung: list[int] = []
+    store.core.alarm = lambda: rung.append(1)
+    store.core.tick()
+    store.reserve()
+    assert len(rung) == 1
+    store.reserve(OTHER)  # due no earlier
+    assert len(rung) == 1
+    store.get(("", 9, 0), wait=SECOND)  # due earlier than both leases
+    assert len(rung) == 2
+    assert store.core.tick() == store.clock.monotonic() + SECOND
+
+
+def test_the_timer_has_nothing_to_do_in_an_empty_store() -> None:
+    store = Store()
+    assert store.core.tick() is None
+    store.reserve()
+    store.clock.advance(61)
+    assert store.core.tick() is not None, "the outcome is to be forgotten"
+    store.clock.advance(121)
+    assert store.core.tick() is None
+
+
+def test_everything_ends_by_the_timer_alone() -> None:
+    """Expiry needs no traffic: ticks at the moments that the store itself names, and nothing else."""
+    store = Store()
+    store.reserve()
+    store.publish(OTHER)
+    for _ in range(20):
+        due = store.core.tick()
+        if due is None:
+            break
+        store.clock.advance((due - store.clock.monotonic()) / SECOND)
+    assert due is None
+    assert store.core.facts().slots_free == 2
+    assert not list(store.lifecycle.tombstones())
+
+
+# -- looking -----------------------------------------------------------------------------------------------------------
+
+
+def test_looking_changes_nothing() -> None:
+    store = Store()
+    handoff = store.publish()
+    deadline, readers = handoff.deadline, set(handoff.readers)
+    sight, image = store.core.look_at(ROOM, True)
+    assert image == make.full().SerializeToString()
+    assert sight.entry is handoff
+    assert sight.widths == store.arena.widths(handoff.slot)
+    sights, more = store.core.look(None, frozenset({"PUBLISHED"}), 0, 10)
+    assert [each.entry for each in sights] == [handoff]
+    assert more == 0
+    assert (handoff.deadline, handoff.readers) == (deadline, readers)
+    assert handoff.state.value == "PUBLISHED"
+
+
+def test_contents_are_shown_only_when_asked_for() -> None:
+    store = Store()
+    store.publish()
+    assert store.core.look_at(ROOM, False)[1] is None
+    store.reserve(OTHER)
+    assert store.core.look_at(OTHER, True)[1] is None
+    assert refusal_of(lambda: store.core.look_at(("", 99, 0), True)).reason == "HANDOFF_NOT_FOUND"
