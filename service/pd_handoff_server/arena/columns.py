@@ -31,16 +31,28 @@ def _walk(image: memoryview, message: Any, path: str) -> Iterator[tuple[str, np.
         tag, at = _varint(image, at)
         field = message.fields_by_number.get(tag >> 3)
         wire = tag & 7
-        if wire == 0:
-            _, at = _varint(image, at)
-        elif wire in (1, 5):
-            at += 8 if wire == 1 else 4
+        if wire != 2:
+            at = _past(image, at, wire)
         else:
             size, at = _varint(image, at)
             part = image[at : at + size]
             at += size
             if field is not None:
                 yield from _column(part, field, f"{path}{field.name}")
+
+
+def _past(image: memoryview, at: int, wire: int) -> int:
+    """Where the field that begins here ends; groups come only from a newer schema."""
+    if wire in (1, 5):
+        return at + (8 if wire == 1 else 4)
+    number, at = _varint(image, at)
+    if wire == 0:
+        return at
+    if wire == 2:
+        return at + number
+    while number & 7 != 4:
+        number, at = _varint(image, _past(image, at, number & 7))
+    return at
 
 
 def _column(part: memoryview, field: Any, path: str) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:

@@ -343,10 +343,12 @@ class Lifecycle:
         self._end(live, Outcome.ABORTED, failure)
         return True
 
-    def quarantine(self, handoff: Handoff) -> None:
-        """The row no longer holds what was put: end the hand-off and never use its slot again."""
+    def quarantine(self, handoff: Handoff) -> Refusal:
+        """The row no longer holds what was put: end the hand-off, never use its slot again; returns what to answer."""
+        failure = Failure(500, "ROW_DAMAGED", "the stored record was damaged; prefill again")
         self.slots.quarantine(handoff.slot)
-        self._end(handoff, Outcome.ABORTED, Failure(500, "ROW_DAMAGED", "the stored record was damaged; prefill again"))
+        self._end(handoff, Outcome.ABORTED, failure)
+        return refusal.aborted(failure.http_status, failure.reason, failure.message)
 
     # -- time ----------------------------------------------------------------------------------------------------------
 

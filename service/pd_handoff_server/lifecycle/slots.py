@@ -38,6 +38,8 @@ class Slots:
 
     def quarantine(self, slot: int) -> None:
         """Never hand this slot out again; a taken one is withheld when it comes back."""
+        if slot in self.quarantined:
+            return
         self.quarantined.add(slot)
         if not self._taken[slot]:
             self._free.remove(slot)

@@ -31,14 +31,15 @@ class Tombstones:
         return self._by_token.get(token)
 
     def add(self, tombstone: Tombstone) -> list[Tombstone]:
-        """Remember an outcome; returns those forgotten for it."""
+        """Remember an outcome; returns those forgotten for it, which is itself where none are remembered."""
         forgotten = []
         while self._order and len(self._order) >= self._capacity:
             oldest = self._order.popleft()
             if self._unlink(oldest):
                 forgotten.append(oldest)
         if not self._capacity:
-            return forgotten
+            tombstone.live = False
+            return [tombstone]
         self._order.append(tombstone)
         if tombstone.token:
             self._by_token[tombstone.token] = tombstone

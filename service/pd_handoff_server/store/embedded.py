@@ -282,11 +282,7 @@ class EmbeddedStore:
         try:
             return self._arena.read(handoff.slot, handoff.generation)
         except DamagedRowError:
-            self._lifecycle.quarantine(handoff)
-            newest = self._lifecycle.newest(handoff.key)
-            if not isinstance(newest, Tombstone):
-                raise
-            raise outcome_refusal(newest, reading=True) from None
+            raise self._lifecycle.quarantine(handoff) from None
 
     def _not_there(self, key: Key, attempt: int, *, waited: bool) -> Refusal:
         handoff = self._lifecycle.find(key, attempt)

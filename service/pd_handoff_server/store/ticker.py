@@ -37,8 +37,10 @@ class Ticker:
             self._thread.join()
 
     def _run(self) -> None:
-        while not self._stopped:
+        while True:
             self._wake.clear()
+            if self._stopped:  # looked at after clearing, so that no stop is slept over
+                return
             due = self._store.tick()
             wait = _LONGEST if due is None else min((due - self._clock.monotonic()) / 1e9, _LONGEST)
             if wait > 0:
