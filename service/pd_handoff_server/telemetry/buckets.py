@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Sequence
 
 _SECOND = 1_000_000_000
@@ -29,6 +30,13 @@ class Buckets:
         """Count a duration of so many nanoseconds."""
         self.counts[bisect_left(self.bounds, duration)] += 1
         self.total += duration
+
+    def add_all(self, durations: Sequence[int]) -> None:
+        """Count many."""
+        bounds, counts = self.bounds, self.counts
+        for index, number in Counter(bisect_left(bounds, duration) for duration in durations).items():
+            counts[index] += number
+        self.total += sum(durations)
 
     def cumulative(self) -> list[tuple[str, float]]:
         """(upper bound in seconds as text, how many lie at or below it), ending with +Inf."""

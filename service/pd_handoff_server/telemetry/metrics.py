@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -22,6 +22,7 @@ PICKUP_SECONDS: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.
 
 OK: Final = "OK"
 CANCELLED: Final = "CANCELLED"
+_GATHERED: Final = 512
 _WAITING: Final = frozenset({"Reserve", "Put", "Get", "BatchReserve", "BatchPut", "BatchGet"})
 
 
@@ -90,35 +91,48 @@ class Lives(Observer):
 class Method:
     """The calls of one method.
 
+    What is noted is gathered first and added up many at a time, which costs a call half as much as adding at once.
+
     Attributes:
         reasons: how many were answered, by reason or OK; CANCELLED are those whose caller left while they waited.
         received, sent: bytes of requests, and of answers other than refusals.
         seconds: from the request to the answer, waiting included.
     """
 
-    __slots__ = ("_lock", "_now", "reasons", "received", "seconds", "sent")
+    __slots__ = ("_lock", "_noted", "reasons", "received", "seconds", "sent")
 
-    def __init__(self, now: Callable[[], int] = time.perf_counter_ns) -> None:
-        self._now = now
+    def __init__(self) -> None:
+        self._noted: deque[tuple[str, int, int, int]] = deque()
         self._lock = threading.Lock()
-        self.reasons: dict[str, int] = {}
+        self.reasons: Counter[str] = Counter()
         self.received = 0
         self.sent = 0
         self.seconds = Buckets(CALL_SECONDS)
 
-    def note(self, reason: str, began: int, received: int, sent: int) -> None:
-        """A call has its answer."""
+    def count(self, reason: str, duration: int, received: int, sent: int) -> None:
+        """A call has its answer, after so many nanoseconds; bytes it brought and took."""
+        self._noted.append((reason, duration, received, sent))
+        if len(self._noted) >= _GATHERED:
+            self.add_up()
+
+    def add_up(self) -> None:
+        """Add up what was noted."""
         with self._lock:
-            self.reasons[reason] = self.reasons.get(reason, 0) + 1
-            self.received += received
-            self.sent += sent
-            self.seconds.add(self._now() - began)
+            noted = [self._noted.popleft() for _ in range(len(self._noted))]
+            if not noted:
+                return
+            reasons, durations, received, sent = zip(*noted, strict=True)
+            self.reasons.update(reasons)
+            self.received += sum(received)
+            self.sent += sum(sent)
+            self.seconds.add_all(durations)
 
     def copy(self) -> Method:
         """As it is at this moment, whole."""
-        twin = Method(self._now)
+        self.add_up()
+        twin = Method()
         with self._lock:
-            twin.reasons, twin.received, twin.sent = dict(self.reasons), self.received, self.sent
+            twin.reasons, twin.received, twin.sent = self.reasons.copy(), self.received, self.sent
             twin.seconds.counts, twin.seconds.total = list(self.seconds.counts), self.seconds.total
         return twin
 
@@ -160,39 +174,37 @@ class CallMetrics:
 
     def denied(self, method: str, code: str) -> None:
         """A call was not let in; nothing of it was read."""
-        if method in self.methods:
-            self.methods[method].note(code, time.perf_counter_ns(), 0, 0)
+        cell = self.methods.get(method)
+        if cell is not None:
+            cell.count(code, 0, 0, 0)
 
     def wrap(self, method: str, handler: Handler) -> Handler:
         """Count the calls of a method."""
         cell = self.methods.setdefault(method, Method())
-        note, now = cell.note, time.perf_counter_ns
+        count, now = cell.count, time.perf_counter_ns
+        waits = method in _WAITING
 
-        def at_once(data: bytes, call: Call, done: Done) -> Answer:
-            began = now()
-            try:
-                answer = handler(data, call, done)
-            except Refusal as refused:
-                note(refused.reason, began, len(data), 0)
-                raise
-            except Exception:
-                note("INTERNAL", began, len(data), 0)
-                raise
-            if isinstance(answer, bytes):
-                note(OK, began, len(data), len(answer))
-                return answer
-            return _Waiting(answer, lambda: note(CANCELLED, began, len(data), 0))
-
-        def waiting(data: bytes, call: Call, done: Done) -> Answer:
+        def handle(data: bytes, call: Call, done: Done) -> Answer:
             began, size = now(), len(data)
 
             def later(result: Any) -> None:
                 if isinstance(result, Refusal):
-                    note(result.reason, began, size, 0)
+                    count(result.reason, now() - began, size, 0)
                 else:
-                    note(OK, began, size, len(result))
+                    count(OK, now() - began, size, len(result))
                 done(result)
 
-            return at_once(data, call, later)
+            try:
+                answer = handler(data, call, later if waits else done)
+            except Refusal as refused:
+                count(refused.reason, now() - began, size, 0)
+                raise
+            except Exception:
+                count("INTERNAL", now() - began, size, 0)
+                raise
+            if isinstance(answer, bytes):
+                count(OK, now() - began, size, len(answer))
+                return answer
+            return _Waiting(answer, lambda: count(CANCELLED, now() - began, size, 0))
 
-        return waiting if method in _WAITING else at_once
+        return handle
