@@ -39,7 +39,7 @@ def _fast(address: str, answers: dict[str, bytes]) -> None:
         return lambda data, call, done: answer
 
     calls = SimpleNamespace(handlers={name: handler(answers.get(name, b"")) for name in UNARY})
-    gate: Any = SimpleNamespace(guard=None, admit=lambda *_: None, ready_calls=lambda: calls)
+    gate: Any = SimpleNamespace(guard=None, admit=lambda *_: None, calls=calls, ready_calls=lambda: calls)
     server = grpc.server(None, options=[("grpc.so_reuseport", 0)])
     server.add_insecure_port(address)
     Loop(server, routes(Front(gate, lambda *_: None)), lambda error: print(repr(error), file=sys.stderr)).start()

@@ -77,7 +77,12 @@ def directory() -> Iterator[Path]:
 
 @contextmanager
 def store(
-    where: str, *, transport: str = "fast", slots: int = 1024, environment: dict[str, str] | None = None, **settings: Any
+    where: str,
+    *,
+    transport: str = "fast",
+    slots: int = 1024,
+    environment: dict[str, str] | None = None,
+    **settings: Any,
 ) -> Iterator[Process]:
     """`pd-handoff serve`, once it is serving. Raises RuntimeError when it does not start."""
     options = {"transport": transport, "slots": slots, "log-format": "json", **settings}

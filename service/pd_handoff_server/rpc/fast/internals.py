@@ -16,14 +16,9 @@ import grpc
 from grpc import _common, _server
 from grpc._cython import cygrpc  # type: ignore[attr-defined]
 
-_POLL: Final = 1.0  # seconds; bounds nothing but how long an idle serving thread sleeps at a time
 _NO_DEADLINE: Final = 1e9  # seconds; gRPC shows "no deadline" as a moment far beyond this
 
 Event = Any
-Tagged = tuple[Any, tuple[()]]
-"""What a completed batch's tag returns: what to take off the server's live calls, or None."""
-
-ON: Final[Tagged] = (None, ())
 
 
 class Served(Protocol):
@@ -33,38 +28,62 @@ class Served(Protocol):
         """Start its first batch."""
 
 
-Route = Callable[["Arrival"], Served]
+Route = Callable[[Event], Served]
+"""Makes a Served of the event of its arrival."""
+
+
+class Tag:
+    """What a batch is started with; the serving thread tells it when the batch has completed."""
+
+    __slots__ = ()
+
+    def complete(self, event: Event) -> Served | None:
+        """The batch has completed; returns the call when this was its last."""
+        raise NotImplementedError
+
+
+class Step(Tag):
+    """A tag that passes the event on."""
+
+    __slots__ = ("_then",)
+
+    def __init__(self, then: Callable[[Event], Served | None]) -> None:
+        self._then = then
+
+    def complete(self, event: Event) -> Served | None:
+        """See `Tag`."""
+        return self._then(event)
 
 
 class Arrival:
-    """A call as it arrives, before its message does.
+    """What came with a call, read from its event only when somebody asks. An `Approach`."""
 
-    Attributes:
-        method: full name, as /package.Service/Method.
-        call: what batches are started on.
-    """
-
-    __slots__ = ("_deadline", "call", "metadata", "method")
+    __slots__ = ("_event",)
 
     def __init__(self, event: Event) -> None:
-        details = event.call_details
-        self.method: bytes = details.method
-        self._deadline: float = details.deadline
-        self.call = event.call
-        self.metadata: Any = event.invocation_metadata
+        self._event = event
+
+    @property
+    def metadata(self) -> Any:
+        """(key, value) pairs that the caller sent."""
+        return self._event.invocation_metadata
+
+    def method(self) -> str:
+        """Full name, as /package.Service/Method."""
+        return str(self._event.call_details.method.decode())
 
     def remaining(self) -> float | None:
         """Seconds to the caller's deadline; None without one."""
-        left = self._deadline - time.time()
+        left = float(self._event.call_details.deadline) - time.time()
         return max(left, 0.0) if left < _NO_DEADLINE else None
 
     def peer(self) -> str:
         """Whom the transport says the caller is."""
-        return str(_common.decode(self.call.peer()))
+        return str(_common.decode(self._event.call.peer()))
 
     def auth_context(self) -> Mapping[str, Any]:
         """What TLS knows of the caller; empty without TLS."""
-        context = cygrpc.auth_context(self.call) or {}
+        context = cygrpc.auth_context(self._event.call) or {}
         return {_common.decode(key): value for key, value in context.items()}
 
 
@@ -83,41 +102,42 @@ def _status(code: int, details: bytes, trailing: Any) -> Any:
     return cygrpc.SendStatusFromServerOperation(trailing, code, details, 0)
 
 
-def start_receive(call: Any, tag: Any) -> None:
+def start_receive(call: Any, tag: Tag) -> None:
     """Receive a message; `received` of the completed event has it."""
     call.start_server_batch((cygrpc.ReceiveMessageOperation(0),), tag)
 
 
-def start_initial_and_receive(call: Any, tag: Any) -> None:
+def start_initial_and_receive(call: Any, tag: Tag) -> None:
     """Send initial metadata, and receive a message."""
     call.start_server_batch((_initial(), cygrpc.ReceiveMessageOperation(0)), tag)
 
 
-def start_send_and_receive(call: Any, message: bytes, tag: Any) -> None:
+def start_send_and_receive(call: Any, message: bytes, tag: Tag) -> None:
     """Send a message, and receive the next."""
     call.start_server_batch((cygrpc.SendMessageOperation(message, 0), cygrpc.ReceiveMessageOperation(0)), tag)
 
 
-def start_send(call: Any, message: bytes, tag: Any) -> None:
+def start_send(call: Any, message: bytes, tag: Tag) -> None:
     """Send a message."""
     call.start_server_batch((cygrpc.SendMessageOperation(message, 0),), tag)
 
 
-def start_watch(call: Any, tag: Any) -> None:
+def start_watch(call: Any, tag: Tag) -> None:
     """Complete when the call is over; `cancelled` of the completed event says whether its caller left early."""
     call.start_server_batch((_close(),), tag)
 
 
-def start_answer(call: Any, message: bytes, tag: Any, *, watched: bool) -> None:
-    """Send everything that a successful unary call sends; `watched` when `start_watch` has been called."""
-    initial, send, status = _initial(), cygrpc.SendMessageOperation(message, 0), _status(0, b"", None)
-    if watched:
-        call.start_server_batch((initial, send, status), tag)
-    else:
-        call.start_server_batch((initial, send, status, _close()), tag)
+def start_answer(call: Any, message: bytes, tag: Tag) -> None:
+    """Send all that a successful unary call sends, and complete when it is over."""
+    call.start_server_batch((_initial(), cygrpc.SendMessageOperation(message, 0), _status(0, b"", None), _close()), tag)
 
 
-def start_status(call: Any, code: int, details: bytes, trailing: Any, tag: Any, *, watched: bool, begun: bool) -> None:
+def start_watched_answer(call: Any, message: bytes, tag: Tag) -> None:
+    """The same after `start_watch`."""
+    call.start_server_batch((_initial(), cygrpc.SendMessageOperation(message, 0), _status(0, b"", None)), tag)
+
+
+def start_status(call: Any, code: int, details: bytes, trailing: Any, tag: Tag, *, watched: bool, begun: bool) -> None:
     """End a call with a status; `begun` when initial metadata has been sent."""
     operations = [_status(code, details, trailing)]
     if not begun:
@@ -167,18 +187,18 @@ class Loop:
 
     def _serve(self) -> None:
         poll, request_call = self._state.completion_queue.poll, _server._REQUEST_CALL_TAG
-        timeout, routes, now = cygrpc.CompletionType.queue_timeout, self._routes, time.time
+        routes, others = self._routes, self._others
         goes_on = True
         while goes_on:
-            event = poll(now() + _POLL)
-            if event.completion_type == timeout:
-                continue
+            event = poll()
             tag = event.tag
-            if tag is request_call:
-                route = routes.get(event.call_details.method) if event.success else None
-                goes_on = self._others(event) if route is None else self._accept(event, route)
+            if isinstance(tag, Tag):
+                goes_on = self._completed(tag, event)
+            elif tag is request_call and event.success:
+                route = routes.get(event.call_details.method)
+                goes_on = others(event) if route is None else self._accept(route(event))
             else:
-                goes_on = self._others(event)
+                goes_on = others(event)
             # An event that outlives its turn would keep its call, and the next poll spinning on it.
             event = tag = None
 
@@ -189,9 +209,8 @@ class Loop:
             self._failed(error)
             return True
 
-    def _accept(self, event: Event, route: Route) -> bool:
+    def _accept(self, served: Served) -> bool:
         state = self._state
-        served = route(Arrival(event))
         with state.lock:
             state.rpc_states.add(served)
             if state.stage is _server._ServerStage.STARTED:
@@ -201,11 +220,25 @@ class Loop:
         served.begin()
         return True
 
+    def _completed(self, tag: Tag, event: Event) -> bool:
+        try:
+            over = tag.complete(event)
+        except Exception as error:
+            self._failed(error)
+            return True
+        if over is None:
+            return True
+        state = self._state
+        with state.lock:
+            state.rpc_states.remove(over)
+            return state.stage is _server._ServerStage.STARTED or not _server._stop_serving(state)
+
 
 _MODULE = (
     "_process_event_and_continue",
     "_request_call",
     "_request_registered_call",
+    "_stop_serving",
     "_ServerStage",
     "_REQUEST_CALL_TAG",
 )

@@ -62,7 +62,7 @@ def probe() -> Verdict:
 
 def _try(server: grpc.Server) -> Verdict:
     errors: list[BaseException] = []
-    gate: Any = SimpleNamespace(guard=None, admit=lambda *_: None, ready_calls=_Handlers)
+    gate: Any = SimpleNamespace(guard=None, admit=lambda *_: None, calls=_Handlers(), ready_calls=_Handlers)
     front = Front(gate, lambda *_: None)
     address = f"unix-abstract:pd-handoff-probe-{secrets.token_hex(16)}"  # lies in no directory, goes by no proxy
     if not server.add_insecure_port(address):

@@ -18,7 +18,7 @@ from pd_handoff_server.rpc.ports import Ports
 from pd_handoff_server.rpc.settings import ChannelArguments
 
 from .front import Front
-from .internals import Arrival, Loop, Route
+from .internals import Loop, Route
 from .ordinary import admin_handlers
 from .stream import Stream
 from .unary import Probe, Unary
@@ -56,7 +56,7 @@ class FastServer:
     def _routes(self) -> dict[bytes, Route]:
         """Probes are answered on the serving thread too, so that no stranger can take their worker."""
         check = f"/{health.SERVICE_NAME}/Check".encode()
-        return {**routes(self._front), check: lambda arrival: Probe(arrival, self._front, self._check)}
+        return {**routes(self._front), check: functools.partial(Probe, self._front, self._check)}
 
     def _check(self, request: bytes) -> bytes:
         asked = parse(health_pb2.HealthCheckRequest, request).service
@@ -100,10 +100,6 @@ _LAST: Final = 5.0  # seconds for calls that were cancelled to go
 
 def routes(front: Front) -> dict[bytes, Route]:
     """What is answered on the serving thread, by full method name."""
-    found: dict[bytes, Route] = {f"/{STORE}/{name}".encode(): functools.partial(_unary, front, name) for name in UNARY}
-    found[f"/{STORE}/Session".encode()] = lambda arrival: Stream(arrival, front)
+    found: dict[bytes, Route] = {f"/{STORE}/{name}".encode(): functools.partial(Unary, front, name) for name in UNARY}
+    found[f"/{STORE}/Session".encode()] = functools.partial(Stream, front)
     return found
-
-
-def _unary(front: Front, name: str, arrival: Arrival) -> Unary:
-    return Unary(arrival, front, name)

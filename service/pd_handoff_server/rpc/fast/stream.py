@@ -14,7 +14,7 @@ from pd_handoff_server.rpc.session import MAX_UNSENT, Session
 
 from . import internals
 from .front import Front
-from .internals import ON, Arrival, Tagged
+from .internals import Arrival, Event, Step
 
 _METHOD = "Session"
 
@@ -25,10 +25,14 @@ class Stream:
     __slots__ = (
         "_arrival",
         "_begun",
+        "_call",
         "_direct",
         "_due",
         "_ended",
         "_front",
+        "_on_both",
+        "_on_received",
+        "_on_sent",
         "_open",
         "_outcome",
         "_receiving",
@@ -40,10 +44,14 @@ class Stream:
         "_watched",
     )
 
-    def __init__(self, arrival: Arrival, front: Front) -> None:
-        self._arrival = arrival
+    def __init__(self, front: Front, event: Event) -> None:
+        self._arrival = Arrival(event)
+        self._call = event.call
         self._front = front
         self._session: Session | None = None
+        self._on_received = Step(self._received)
+        self._on_sent = Step(self._sent)
+        self._on_both = Step(self._answered_and_received)
         self._unsent: deque[bytes] = deque()
         self._direct: list[bytes] | None = None  # collects what the serving thread itself answers to one request
         self._thread = 0
@@ -62,10 +70,9 @@ class Stream:
     def begin(self) -> None:
         """Let the caller in, and receive."""
         self._thread = threading.get_ident()
-        call = self._arrival.call
         try:
             arrival = self._arrival
-            principal = self._front.gate.admit(arrival.method.decode(), arrival)
+            principal = self._front.gate.admit(arrival.method(), arrival)
             calls = self._front.session_calls()
             self._session = Session(calls, self._send, arrival.peer(), principal, arrival)
         except Denied as denied:
@@ -80,8 +87,8 @@ class Stream:
         self._due = 2
         self._watched = self._begun = self._receiving = True
         self._front.streams.add(self)
-        internals.start_watch(call, self._over)
-        internals.start_initial_and_receive(call, self._received)
+        internals.start_watch(self._call, Step(self._over))
+        internals.start_initial_and_receive(self._call, self._on_received)
 
     def stop(self) -> None:
         """The server stops: end the stream once all answers are out."""
@@ -101,7 +108,7 @@ class Stream:
                 self._outcome = (code, message, trailing)
         self._go_on()
 
-    def _over(self, event: internals.Event) -> Tagged:
+    def _over(self, event: Event) -> Stream | None:
         """The call is over, whether we ended it or its caller left."""
         left = internals.cancelled(event)
         with self._front.lock:
@@ -112,17 +119,17 @@ class Stream:
             self._session.close()
         return self._completed()
 
-    def _completed(self) -> Tagged:
+    def _completed(self) -> Stream | None:
         with self._front.lock:
             self._due -= 1
             if self._due or not self._ended:
-                return ON
+                return None
         self._front.streams.discard(self)
-        return self, ()
+        return self
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
-    def _received(self, event: internals.Event) -> Tagged:
+    def _received(self, event: Event) -> Stream | None:
         """A request is here - and, when an answer went out in the same batch, that is sent."""
         with self._front.lock:
             self._receiving = False
@@ -135,7 +142,7 @@ class Stream:
             self._carry_out(data)
         return self._completed()
 
-    def _answered_and_received(self, event: internals.Event) -> Tagged:
+    def _answered_and_received(self, event: Event) -> Stream | None:
         with self._front.lock:
             self._sending = self._riding = False
         return self._received(event)
@@ -164,7 +171,7 @@ class Stream:
             else:
                 self._unsent.extend(direct)
         if alone:
-            internals.start_send_and_receive(self._arrival.call, direct[0], self._answered_and_received)
+            internals.start_send_and_receive(self._call, direct[0], self._on_both)
         else:
             self._go_on()
 
@@ -181,7 +188,7 @@ class Stream:
             self._unsent.append(answer)
         self._go_on()
 
-    def _sent(self, event: internals.Event) -> Tagged:
+    def _sent(self, event: Event) -> Stream | None:
         del event
         with self._front.lock:
             self._sending = False
@@ -207,17 +214,18 @@ class Stream:
             if receive:
                 self._receiving = True
                 self._due += 1
-        call = self._arrival.call
+        call = self._call
         if answer is not None:
-            internals.start_send(call, answer, self._sent)
+            internals.start_send(call, answer, self._on_sent)
         elif outcome is not None:
             code, message, trailing = outcome
+            tag = Step(self._status_sent)
             internals.start_status(
-                call, code, message.encode(), trailing, self._status_sent, watched=self._watched, begun=self._begun
+                call, code, message.encode(), trailing, tag, watched=self._watched, begun=self._begun
             )
         if receive:
-            internals.start_receive(call, self._received)
+            internals.start_receive(call, self._on_received)
 
-    def _status_sent(self, event: internals.Event) -> Tagged:
+    def _status_sent(self, event: Event) -> Stream | None:
         del event
         return self._completed()

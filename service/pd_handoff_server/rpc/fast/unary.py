@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
+from pd_handoff_server import refusal
 from pd_handoff_server.refusal import Refusal
 from pd_handoff_server.rpc.call import Answer, Call
 from pd_handoff_server.rpc.errors import INTERNAL
@@ -13,7 +14,7 @@ from pd_handoff_server.store.interface import Parked
 
 from . import internals
 from .front import Front
-from .internals import ON, Arrival, Tagged
+from .internals import Arrival, Step, Tag
 
 _RUNNING: Final = 0  # its handler has not returned
 _EARLY: Final = 1  # the answer came from another thread before the handler returned
@@ -22,15 +23,16 @@ _ANSWERING: Final = 3  # its last batch is under way
 _GONE: Final = 4  # its caller left while it was parked
 
 
-class Unary(Call):
-    """Also the tag of its own batches: gRPC calls it with each batch that completes, always on the serving thread."""
+class Unary(Call, Tag):
+    """Also the tag of its own batches, which complete on the serving thread."""
 
-    __slots__ = ("_answer", "_arrival", "_due", "_front", "_method", "_state")
+    __slots__ = ("_answer", "_call", "_due", "_event", "_front", "_method", "_state")
 
-    def __init__(self, arrival: Arrival, front: Front, method: str) -> None:
+    def __init__(self, front: Front, method: str, event: internals.Event) -> None:
         self.key = None
         self.principal = None
-        self.approach = self._arrival = arrival
+        self._event = event
+        self._call = event.call
         self._front = front
         self._method = method
         self._state = _RUNNING
@@ -38,21 +40,27 @@ class Unary(Call):
         self._due = 1  # batches to complete once the answer is on its way
 
     @property
+    def approach(self) -> Arrival:  # type: ignore[override]
+        """See `Call`."""
+        return Arrival(self._event)
+
+    @property
     def remaining(self) -> float | None:  # type: ignore[override]
         """See `Call`."""
-        return self._arrival.remaining()
+        return Arrival(self._event).remaining()
 
     @property
     def peer(self) -> str:  # type: ignore[override]
         """See `Call`."""
-        return self._arrival.peer()
+        return Arrival(self._event).peer()
 
     def begin(self) -> None:
         """Let the caller in, and receive its message."""
         guard = self._front.gate.guard
         if guard is not None:
+            approach = self.approach
             try:
-                self.principal = guard(self._arrival.method.decode(), self._arrival)
+                self.principal = guard(approach.method(), approach)
             except Denied as denied:
                 self._state = _ANSWERING
                 self._send_status(denied.code.value[0], denied.message, None)
@@ -60,20 +68,20 @@ class Unary(Call):
             except Exception as error:
                 self._refuse(INTERNAL, error)
                 return
-        internals.start_receive(self._arrival.call, self)
+        internals.start_receive(self._call, self)
 
-    def __call__(self, event: internals.Event) -> Tagged:
-        """The batch completed: the message is here, or the answer is out."""
+    def complete(self, event: internals.Event) -> Unary | None:
+        """The batch has completed: the message is here, or the answer is out."""
         if self._state == _RUNNING:
             self._run(internals.received(event))
-            return ON
+            return None
         self._due -= 1
-        return ON if self._due else (self, ())
+        return None if self._due else self
 
     def _run(self, data: bytes | None) -> None:
         if data is None:  # cancelled, or over the size limit, before its message was here
             self._state = _GONE
-            internals.start_watch(self._arrival.call, self)
+            internals.start_watch(self._call, self)
             return
         try:
             answer = self._handle(data)
@@ -84,18 +92,21 @@ class Unary(Call):
         else:
             if answer.__class__ is bytes:
                 self._state = _ANSWERING
-                internals.start_answer(self._arrival.call, answer, self, watched=False)
+                internals.start_answer(self._call, answer, self)
             else:
                 self._park(answer)  # type: ignore[arg-type]
 
     def _handle(self, data: bytes) -> Answer:
-        return self._front.gate.ready_calls().handlers[self._method](data, self, self._complete)
+        calls = self._front.gate.calls
+        if calls is None:
+            raise refusal.draining()
+        return calls.handlers[self._method](data, self, self._complete)
 
     # -- parked --------------------------------------------------------------------------------------------------------
 
     def _park(self, parked: Parked) -> None:
         self._due = 2
-        internals.start_watch(self._arrival.call, self._over)
+        internals.start_watch(self._call, Step(self._over))
         with self._front.lock:
             if self._state != _EARLY:
                 self._answer = parked
@@ -115,7 +126,7 @@ class Unary(Call):
             self._state = _ANSWERING
         self._send(result)
 
-    def _over(self, event: internals.Event) -> Tagged:
+    def _over(self, event: internals.Event) -> Unary | None:
         """The watched call is over: because it was answered, or because its caller left."""
         del event
         with self._front.lock:
@@ -124,22 +135,22 @@ class Unary(Call):
                 self._state = _GONE
         if gone:
             self._answer.cancel()
-            return self, ()
+            return self
         self._due -= 1
-        return ON if self._due else (self, ())
+        return None if self._due else self
 
     # -- the last batch ------------------------------------------------------------------------------------------------
 
     def _send(self, result: Any) -> None:
         if isinstance(result, Refusal):
-            self._front.refused(self._method, self._arrival, result, None)
+            self._front.refused(self._method, self.approach, result, None)
             self._refusal_status(result)
         else:
-            internals.start_answer(self._arrival.call, result, self, watched=True)
+            internals.start_watched_answer(self._call, result, self)
 
     def _refuse(self, refused: Refusal, error: BaseException | None) -> None:
         self._state = _ANSWERING
-        self._front.refused(self._method, self._arrival, refused, error)
+        self._front.refused(self._method, self.approach, refused, error)
         self._refusal_status(refused)
 
     def _refusal_status(self, refused: Refusal) -> None:
@@ -148,8 +159,7 @@ class Unary(Call):
 
     def _send_status(self, code: int, message: str, trailing: Any) -> None:
         watched = self._due == 2
-        call = self._arrival.call
-        internals.start_status(call, code, message.encode(), trailing, self, watched=watched, begun=False)
+        internals.start_status(self._call, code, message.encode(), trailing, self, watched=watched, begun=False)
 
 
 class Probe(Unary):
@@ -157,14 +167,14 @@ class Probe(Unary):
 
     __slots__ = ("_check",)
 
-    def __init__(self, arrival: Arrival, front: Front, check: Callable[[bytes], bytes]) -> None:
+    def __init__(self, front: Front, check: Callable[[bytes], bytes], event: internals.Event) -> None:
         """`check` takes and returns serialized messages; raises Refusal."""
-        super().__init__(arrival, front, "Check")
+        super().__init__(front, "Check", event)
         self._check = check
 
     def begin(self) -> None:
         """Receive its message."""
-        internals.start_receive(self._arrival.call, self)
+        internals.start_receive(self._call, self)
 
     def _handle(self, data: bytes) -> Answer:
         return self._check(data)
