@@ -58,6 +58,7 @@ class Kept:
         rules: Policy | None = None,
         clock: FakeClock | None = None,
         boot: str = BOOT,
+        mint: TokenMint | None = None,
     ) -> None:
         self.path = path
         self.clock = clock or FakeClock()
@@ -68,8 +69,14 @@ class Kept:
             str(path), Layout(limits), slots, rules, boot=boot, complain=self.complaints.append
         )
         self.arena = self.persistence.arena
-        mint = TokenMint(self.persistence.epoch)
-        self.lifecycle = Lifecycle(slots, rules, self.clock, mint, self.arena, [self.persistence.journal])
+        self.lifecycle = Lifecycle(
+            slots,
+            rules,
+            self.clock,
+            mint or TokenMint(self.persistence.epoch),
+            self.arena,
+            [self.persistence.journal],
+        )
         try:
             self.report = self.persistence.adopt(self.lifecycle, self.clock)
         except BaseException:

@@ -32,30 +32,31 @@ class Scenario:
         self.kept = Kept(path, rules=policy(tombstones=6, producers=4))
         self.tokens: dict[int, bytes] = {}
 
-    def reserve(self, room: int, owner: str = "a", **more: object) -> None:
+    def reserve(self, room: int, owner: str = "a", **more: object) -> object:
         """Claim, or renew."""
         spec = Spec(("", room, 0), owner, **more)  # type: ignore[arg-type]
         handoff = self.kept.store.reserve(spec, 0, ignore)
         assert isinstance(handoff, Handoff)
         self.tokens[room] = handoff.token
+        return handoff
 
     def batch(self, *specs: Spec) -> None:
         """Claim several."""
         for handoff in self.kept.store.reserve_all(specs, 0, ignore):  # type: ignore[union-attr]
             self.tokens[handoff.key[1]] = handoff.token
 
-    def put(self, room: int) -> None:
+    def put(self, room: int) -> object:
         """Publish."""
-        self.kept.store.put(("", room, 0), self.tokens[room], full(room))
+        return self.kept.store.put(("", room, 0), self.tokens[room], full(room))
 
     def put_once(self, room: int, **more: object) -> None:
         """Reserve and publish."""
         spec = Spec(("", room, 0), "one-shot", **more)  # type: ignore[arg-type]
         self.kept.store.put_reserving(spec, numbered(room), 0, ignore)
 
-    def get(self, room: int, reader: str) -> None:
+    def get(self, room: int, reader: str) -> object:
         """Consume."""
-        self.kept.store.get(("", room, 0), 0, reader, True, 0, ignore)
+        return self.kept.store.get(("", room, 0), 0, reader, True, 0, ignore)
 
     def later(self, seconds: float) -> None:
         """Let time pass, and the timer look."""
