@@ -135,7 +135,7 @@ class Pair:
         self._begin()
         due = self.store.tick()
         assert due is None or due > self.clock.monotonic(), "the timer would spin"
-        self._compare_completions(self.model.tick(set(self._step)))
+        self._compare_completions(self.model.tick(self._seen()))
 
     def cancel(self, number: int) -> None:
         """A waiting caller goes away."""
@@ -144,7 +144,7 @@ class Pair:
         waits = number in self.model.parked
         assert self.handles[number].cancel() is waits
         self.model.parked.pop(number, None)
-        self._compare_completions(self.model.settle(set(self._step)))
+        self._compare_completions(self.model.settle(self._seen()))
 
     def drain(self) -> None:
         """The store is to end."""
@@ -157,6 +157,9 @@ class Pair:
 
     def _begin(self) -> None:
         self._step = {}
+
+    def _seen(self) -> dict[int, str]:
+        return {number: getattr(result, "reason", "OK") for number, result in self._step.items()}
 
     def _waiter(self) -> tuple[int, Callable[[Any], None]]:
         self._numbers += 1
@@ -180,7 +183,7 @@ class Pair:
         if isinstance(result, Waiter):
             self.handles[number] = result
         expected = model()
-        completions = self.model.settle(set(self._step))  # may renew what was just granted, before the caller looks
+        completions = self.model.settle(self._seen())  # may renew what was just granted, before the caller looks
         self._match(result, expected)
         self._compare_completions(completions)
         return result

@@ -6,7 +6,7 @@ by whoever drives both.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from .catalogue import Paper
@@ -199,9 +199,9 @@ class Reference(Claims):
 
     # -- waiting and time ----------------------------------------------------------------------------------------------
 
-    def settle(self, answered: set[int]) -> dict[int, Expected]:
-        """Who gets an answer now. `answered` are those whom the real store answered in this step: where the contract
-        leaves the moment open, the model goes along."""
+    def settle(self, seen: Mapping[int, str]) -> dict[int, Expected]:
+        """Who gets an answer now. `seen` has the reasons (or OK) with which the real store answered in this step: where
+        the contract leaves the moment or the order open, the model goes along."""
         out: dict[int, Expected] = {}
         while True:
             before = len(out)
@@ -210,40 +210,47 @@ class Reference(Claims):
                 if not isinstance(answer, _None):
                     out[waiting.number] = answer
                     del self.parked[waiting.number]
-            self._serve_one(answered, out)
+            while self._serve_one(seen, out):
+                pass
             if len(out) == before:
+                self.fresh.clear()
                 return out
 
-    def _serve_one(self, answered: set[int], out: dict[int, Expected]) -> None:
+    def _serve_one(self, seen: Mapping[int, str], out: dict[int, Expected]) -> bool:
         claims = [one for one in self.parked.values() if one.kind != "get"]
         for place, waiting in enumerate(claims):
-            answer = self._serve(waiting, place == 0, waiting.number in answered)
+            answer = self._serve(waiting, place == 0, seen.get(waiting.number))
             if answer is not None:
                 out[waiting.number] = answer
                 del self.parked[waiting.number]
-                return
+                return True
+        return False
 
-    def _serve(self, waiting: Parked, first: bool, answered: bool) -> Expected | None:
+    def _serve(self, waiting: Parked, first: bool, seen: str | None) -> Expected | None:
         if waiting.kind == "put":
             own = self.published_by(waiting.asks[0])
             if own is not None and waiting.paper is not None:
                 return self._put_into(own, waiting.paper)
         verdicts = self.judge_all(waiting.asks)
         if isinstance(verdicts, Refused):
-            late = set(verdicts.options) == {"PRODUCER_RESTARTED"} and not first and not answered
-            return None if late else verdicts
-        if not self.in_pool(waiting.asks, verdicts, queue=not first, restarts=first or answered):
+            # An older epoch is noticed when its turn comes; a record that a waiting Put has just published may have
+            # been consumed by those who wait for it before the next in line is looked at.
+            late = set(verdicts.options) == {"PRODUCER_RESTARTED"} and not first and seen is None
+            consumed = seen not in {None, "HANDOFF_EXISTS"} and any(ask.key in self.fresh for ask in waiting.asks)
+            return None if late or consumed else verdicts
+        if not self.in_pool(waiting.asks, verdicts, queue=not first, restarts=first or seen is not None):
             return None
         lives = self.grant(waiting.asks, verdicts)
         if waiting.paper is None:
             return Granted(lives)
         self.publish(lives[0], waiting.paper)
+        self.fresh.add(waiting.asks[0].key)
         return Published(lives[0].published_wall)
 
-    def tick(self, answered: set[int]) -> dict[int, Expected]:
+    def tick(self, seen: Mapping[int, str]) -> dict[int, Expected]:
         """The timer looked."""
         self.sweep()
-        out = self.settle(answered)
+        out = self.settle(seen)
         for waiting in [one for one in self.parked.values() if one.until <= self.now()]:
             del self.parked[waiting.number]
             if waiting.kind != "get":
@@ -252,7 +259,7 @@ class Reference(Claims):
             answer = self._look(waiting.key, waiting.attempt, "", consume=False)
             assert isinstance(answer, _None), "whoever could be answered has been"
             out[waiting.number] = refused("RECORD_NOT_READY", state=answer.state)
-        return out | self.settle(answered - set(out))
+        return out | self.settle(seen)
 
     def drain(self) -> dict[int, Expected]:
         """Nothing new any more."""

@@ -106,3 +106,15 @@ def test_a_waiting_one_shot_put_is_served_by_the_reserve_of_its_own_owner() -> N
     pair.reserve([Ask(ROOMS[1], "a", producer=("p", 2))])
     pair.check()
     assert pair.get(ROOMS[1]).image == LEGAL[1].image
+
+
+def test_a_rival_behind_a_waiting_put_whose_record_is_consumed_at_once() -> None:
+    """Put, reader and rival all wait for one key; the reader has its record in any case."""
+    pair = Pair(1)
+    pair.put_once(Ask(ROOMS[0], "x"), LEGAL[0])
+    pair.get(ROOMS[1], wait=WAIT)
+    pair.put_once(Ask(ROOMS[1], "a"), LEGAL[1], WAIT)
+    pair.put_once(Ask(ROOMS[1], "b"), LEGAL[3], WAIT)
+    pair.get(ROOMS[0])
+    pair.check()
+    assert len(pair.completed) == 3
