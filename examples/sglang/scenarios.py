@@ -99,7 +99,7 @@ def both_classes_on_either_side(on: Deployment) -> str:
 
 
 def an_abort_reaches_decode(on: Deployment) -> str:
-    """Prefill refuses an input; decode, which waits for a KV cache that will never come, answers with the same words."""
+    """Prefill refuses an input; decode, waiting for a KV cache that will never come, answers with its words."""
     order = Order("too-long", 3001, logprobs=True)
     on.decode.do("expect", order=_given(order))
     assert on.decode.do("poll", rid=order.rid) == "waiting"
