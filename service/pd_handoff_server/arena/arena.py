@@ -75,7 +75,7 @@ class Arena:
         """
         start = slot * self.layout.row_bytes
         written, size, checksum, *_ = HEADER.unpack_from(self._rows, start)
-        if written != generation or size > self.layout.image_bytes:
+        if written != generation or not 0 < size <= self.layout.image_bytes:  # no record is empty, zeroed memory is
             raise DamagedRowError(slot)
         body = start + HEADER.size
         image = bytes(self._rows[body : body + size])
