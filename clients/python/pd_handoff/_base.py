@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from pd_handoff import _channel
+from pd_handoff._adaptive import SessionMode, check_mode
 from pd_handoff._calls import Calls
 from pd_handoff._requests import new_name
 from pd_handoff.retries import Retries
@@ -40,7 +41,11 @@ class BaseClient(Generic[TransportT]):
         token: bearer token, or what returns it, asked at each call.
         metadata: returns what else goes with each call, such as a traceparent; asked at each call.
         options: gRPC channel options over the client's own.
-        transport: another way to carry calls; then target, credentials, token, metadata and options are not used.
+        session: whether single calls share one long-lived stream, which costs a fraction of a call each: "auto" after
+            the first few calls, where it works, and not with `metadata`, of which a stream has only one; "always"; or
+            "never".
+        transport: another way to carry calls; then target, credentials, token, metadata, options and session are not
+            used.
 
     Raises ValueError for a bad setting.
     """
@@ -59,12 +64,14 @@ class BaseClient(Generic[TransportT]):
         token: str | Callable[[], str] | None = None,
         metadata: Callable[[], _channel.Metadata] | None = None,
         options: Iterable[_channel.Option] = (),
+        session: SessionMode = "auto",
         transport: TransportT | None = None,
     ) -> None:
         if not (timeout > 0 and math.isfinite(timeout)):
             raise ValueError(f"timeout must be a positive number of seconds, is {timeout}")
         if epoch is not None and instance_id is None:
             raise ValueError("epoch needs an instance_id")
+        check_mode(session)
         producer = None
         if instance_id is not None:
             producer = pb.Producer(instance_id=instance_id, epoch=_PROCESS_EPOCH if epoch is None else epoch)
@@ -76,14 +83,15 @@ class BaseClient(Generic[TransportT]):
             reader_id=new_name("reader") if reader_id is None else reader_id,
         )
         if transport is None:
-            transport = self._connect(target, credentials, _channel.CallMetadata(token, metadata), options)
+            transport = self._connect(target, credentials, _channel.CallMetadata(token, metadata), options, session)
         self._transport = transport
 
     def _connect(
         self,
         target: str,
         credentials: grpc.ChannelCredentials | None,
-        metadata: Callable[[], _channel.Metadata | None],
+        metadata: _channel.CallMetadata,
         options: Iterable[_channel.Option],
+        session: SessionMode,
     ) -> TransportT:
         raise NotImplementedError

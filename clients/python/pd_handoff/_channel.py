@@ -64,6 +64,8 @@ class CallMetadata:
     """What goes with each call: the bearer token and whatever the caller adds, such as a traceparent."""
 
     def __init__(self, token: str | Callable[[], str] | None, extra: Callable[[], Metadata] | None) -> None:
+        self.differs = extra is not None
+        """Whether each call may carry something of its own, which one stream for all cannot."""
         self._token = token
         self._extra = extra
         fixed = isinstance(token, str) or token is None
@@ -77,6 +79,12 @@ class CallMetadata:
             return self._fixed
         token = self._token() if callable(self._token) else self._token
         return (*self._bearer(token), *(self._extra() if self._extra is not None else ()))
+
+    def credentials(self) -> Metadata | None:
+        """The part that says who calls."""
+        if not callable(self._token):
+            return self._fixed
+        return self._bearer(self._token())
 
     @staticmethod
     def _bearer(token: Any) -> Metadata:

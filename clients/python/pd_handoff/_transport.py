@@ -42,7 +42,7 @@ class GrpcTransport:
         self,
         target: str,
         credentials: grpc.ChannelCredentials | None,
-        metadata: Callable[[], _channel.Metadata | None],
+        metadata: _channel.CallMetadata,
         options: Iterable[_channel.Option],
     ) -> None:
         self._target = _channel.target_of(target)
@@ -84,7 +84,7 @@ class GrpcAioTransport:
         self,
         target: str,
         credentials: grpc.ChannelCredentials | None,
-        metadata: Callable[[], _channel.Metadata | None],
+        metadata: _channel.CallMetadata,
         options: Iterable[_channel.Option],
     ) -> None:
         self._target = _channel.target_of(target)
@@ -99,8 +99,7 @@ class GrpcAioTransport:
         """See AsyncTransport."""
         if self._closed:
             raise errors.ClientClosed("this client was closed")
-        if self._channel is None:
-            self._open()
+        self._opened()
         try:
             answer: Message = await self._methods[method](request, timeout=timeout, metadata=self._metadata())
             return answer
@@ -114,7 +113,9 @@ class GrpcAioTransport:
                 raise errors.ClientClosed("this client was closed") from None
             raise
 
-    def _open(self) -> None:
+    def _opened(self) -> grpc.aio.Channel:
+        if self._channel is not None:
+            return self._channel
         # Not before the first call: a channel binds to the running loop, a client may be made without one.
         if self._credentials is None:
             self._channel = grpc.aio.insecure_channel(self._target, self._settings)
@@ -123,6 +124,7 @@ class GrpcAioTransport:
         self._methods = _channel.methods_of(
             self._channel, metadata_store_pb2_grpc.MetadataStoreStub, admin_pb2_grpc.MetadataStoreAdminStub
         )
+        return self._channel
 
     async def close(self) -> None:
         """See AsyncTransport."""

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
 from pd_handoff import _channel, _steps
+from pd_handoff._adaptive import SessionMode
 from pd_handoff._base import BaseClient
 from pd_handoff._calls import AnyRecord
 from pd_handoff._prefill import Prefill
-from pd_handoff._transport import AsyncTransport, GrpcAioTransport
+from pd_handoff._session_aio import AsyncSessionTransport
+from pd_handoff._transport import AsyncTransport
 from pd_handoff.admin import HandoffInfo, HandoffState
 from pd_handoff.capabilities import Capabilities
 from pd_handoff.errors import HandoffError
@@ -30,10 +32,11 @@ class _Client(BaseClient[AsyncTransport]):
         self,
         target: str,
         credentials: grpc.ChannelCredentials | None,
-        metadata: Callable[[], _channel.Metadata | None],
+        metadata: _channel.CallMetadata,
         options: Iterable[_channel.Option],
+        session: SessionMode,
     ) -> AsyncTransport:
-        return GrpcAioTransport(target, credentials, metadata, options)
+        return AsyncSessionTransport(target, credentials, metadata, options, session)
 
     async def _run(self, steps: _steps.Steps[T]) -> T:
         return await _steps.arun(steps, self._transport.call, asyncio.sleep)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
 from pd_handoff import _channel, _steps
+from pd_handoff._adaptive import SessionMode
 from pd_handoff._base import BaseClient
 from pd_handoff._calls import AnyRecord
 from pd_handoff._prefill import Prefill
-from pd_handoff._transport import GrpcTransport, Transport
+from pd_handoff._session import SessionTransport
+from pd_handoff._transport import Transport
 from pd_handoff.admin import HandoffInfo, HandoffState
 from pd_handoff.capabilities import Capabilities
 from pd_handoff.errors import HandoffError
@@ -31,10 +33,11 @@ class _Client(BaseClient[Transport]):
         self,
         target: str,
         credentials: grpc.ChannelCredentials | None,
-        metadata: Callable[[], _channel.Metadata | None],
+        metadata: _channel.CallMetadata,
         options: Iterable[_channel.Option],
+        session: SessionMode,
     ) -> Transport:
-        return GrpcTransport(target, credentials, metadata, options)
+        return SessionTransport(target, credentials, metadata, options, session)
 
     def _run(self, steps: _steps.Steps[T]) -> T:
         return _steps.run(steps, self._transport.call, time.sleep)

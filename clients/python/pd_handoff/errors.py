@@ -350,10 +350,15 @@ def from_rpc(error: Any, target: str) -> HandoffError:
     if code in ("UNAVAILABLE", "CANCELLED"):
         text = f"no answer from the store at {target}: {text or 'the connection broke'}"
     elif code == "DEADLINE_EXCEEDED":
-        text = f"the store at {target} did not answer within the client's timeout"
+        return no_answer(target)
     elif code == "UNIMPLEMENTED":
         text = f"the server at {target} is no store of this version: {text}"
     return _plain(code, text, None)
+
+
+def no_answer(target: str) -> DeadlineExceeded:
+    """The timeout of a call is over."""
+    return DeadlineExceeded(f"the store at {target} did not answer within the client's timeout")
 
 
 def _plain(code: str, message: str, retry_after: float | None) -> HandoffError:

@@ -32,14 +32,21 @@ def room() -> int:
     return next(_rooms)
 
 
-@pytest.fixture(params=["blocking", "asyncio"])
+_WAYS = [f"{face}-{session}" for face in ("blocking", "asyncio") for session in ("alone", "session")]
+
+
+@pytest.fixture(params=_WAYS)
 async def connect(request: pytest.FixtureRequest, served: ProcessStore) -> AsyncIterator[Callable[..., Driven]]:
-    """connect("PrefillClient", **options): a client of the store, closed after the test."""
+    """connect("PrefillClient", **options): a client of the store, closed after the test; of either face, its calls each
+    alone or over a Session."""
     made: list[Driven] = []
-    module: Any = pd_handoff if request.param == "blocking" else aio
+    face, _, session = request.param.partition("-")
+    module: Any = pd_handoff if face == "blocking" else aio
+    mode = {"alone": "never", "session": "always"}[session]
 
     def make(kind: str, **options: Any) -> Driven:
-        made.append(Driven(getattr(module, kind)(options.pop("target", served.target), **options)))
+        options = {"target": served.target, "session": mode, **options}
+        made.append(Driven(getattr(module, kind)(**options)))
         return made[-1]
 
     yield make

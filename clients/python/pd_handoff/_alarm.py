@@ -1,0 +1,64 @@
+"""Deadlines of threads that block where no timeout can be given. One thread a process keeps them, and sleeps through
+deadlines that were met: a call costs it nothing."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from typing import Protocol
+
+_LINGER = 5.0  # seconds that it stays ready after the last call, so that the next need not wake it
+
+
+class Wakeable(Protocol):
+    """What blocks."""
+
+    def wake(self) -> None:
+        """Must return soon."""
+
+
+class Alarm:
+    """Wakes what is still blocked at its deadline, in `time.monotonic` seconds."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """As new, without its thread: for a child process."""
+        self._condition = threading.Condition()
+        self._deadlines: dict[Wakeable, float] = {}
+        self._wakes = math.inf  # when the thread looks next
+        self._used = False
+        self._thread: threading.Thread | None = None
+
+    def set(self, who: Wakeable, deadline: float) -> None:
+        """One deadline each; the last one counts."""
+        self._deadlines[who] = deadline
+        self._used = True
+        if deadline < self._wakes:
+            with self._condition:
+                if self._thread is None:
+                    self._thread = threading.Thread(target=self._run, name="pd-handoff-alarm", daemon=True)
+                    self._thread.start()
+                self._condition.notify()
+
+    def drop(self, who: Wakeable) -> None:
+        """It blocks no more."""
+        self._deadlines.pop(who, None)
+
+    def _run(self) -> None:
+        with self._condition:
+            while True:  # a daemon: ends with the process
+                self._wakes = math.inf  # whoever comes from here on, before the end of the scan, notifies
+                now = time.monotonic()
+                nearest = now + _LINGER if self._used else math.inf
+                self._used = False
+                for who, deadline in list(self._deadlines.items()):
+                    if deadline <= now:
+                        who.wake()
+                        # Again soon, should the one who woke not be the one that is late.
+                        deadline = now + 0.01  # noqa: PLW2901
+                    nearest = min(nearest, deadline)
+                self._wakes = nearest
+                self._condition.wait(None if nearest == math.inf else max(nearest - time.monotonic(), 0.0))

@@ -1,0 +1,155 @@
+"""Calls of threads over one Session, or alone (see `_adaptive`)."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final
+
+from google.protobuf.message import Message
+
+from pd_handoff import _channel, _frames, errors
+from pd_handoff._adaptive import PROBE_SECONDS, Adaptive, SessionMode
+from pd_handoff._alarm import Alarm
+from pd_handoff._mux import Mux, MuxEnded
+from pd_handoff._transport import GrpcTransport
+from pd_handoff._wire import open_wire
+from pd_handoff.v1 import metadata_store_pb2 as pb
+
+if TYPE_CHECKING:
+    import grpc
+
+FRESH: Final = 1.0
+"""Seconds. A call that met the end of its stream so soon, and nothing before it, met a stream that was dead already: it
+is made again, alone."""
+PROBE: Final = _frames.body_of("Capabilities", pb.CapabilitiesRequest())
+
+
+class SessionTransport(GrpcTransport):
+    """Single calls over one stream when it pays and works; the others, and batches, each alone on the same channel."""
+
+    def __init__(
+        self,
+        target: str,
+        credentials: grpc.ChannelCredentials | None,
+        metadata: _channel.CallMetadata,
+        options: Iterable[_channel.Option],
+        session: SessionMode,
+    ) -> None:
+        super().__init__(target, credentials, metadata, options)
+        self._adaptive = Adaptive(session, differs=metadata.differs)
+        self._mux: Mux | None = None
+        self._opening = threading.Lock()
+        _live.add(self)
+
+    def call(self, method: str, request: Message, timeout: float) -> Message:
+        """See Transport."""
+        if not _frames.carries(method):
+            return super().call(method, request, timeout)
+        began = time.monotonic()
+        mux = self._stream(timeout)
+        if mux is None or mux.full:
+            return super().call(method, request, timeout)
+        body = _frames.body_of(method, request)
+        if len(body) > _frames.LARGEST:
+            return super().call(method, request, timeout)
+        try:
+            return mux.call(body, timeout - (time.monotonic() - began))
+        except TimeoutError:
+            raise errors.no_answer(self._target) from None
+        except MuxEnded as ended:
+            self._lost(mux)
+            if self._closed:
+                raise errors.ClientClosed("this client was closed") from None
+            elapsed = time.monotonic() - began
+            if not (ended.idle and elapsed < min(FRESH, timeout)):
+                raise ended.ended.error(self._target) from None
+        return super().call(method, request, timeout - elapsed)
+
+    def _stream(self, timeout: float) -> Mux | None:
+        """The stream to use, opened if need be; None to call alone."""
+        mux = self._mux
+        if mux is not None and mux.usable and mux.metadata == self._metadata.credentials():
+            return mux
+        if not self._adaptive.wants():
+            return None
+        credentials = self._metadata.credentials()
+        if not self._opening.acquire(blocking=self._adaptive.always):
+            return None  # another thread is at it
+        try:
+            mux = self._mux
+            if mux is not None and mux.usable:
+                if mux.metadata == credentials:
+                    return mux
+                mux.retire()  # the token was renewed
+            self._mux = mux = self._open(credentials, timeout)
+            return mux
+        finally:
+            self._opening.release()
+
+    def _open(self, credentials: _channel.Metadata | None, timeout: float) -> Mux | None:
+        """A stream that has answered once. Raises HandoffError where calls may not go alone instead."""
+        if self._closed:
+            raise errors.ClientClosed("this client was closed")
+        always = self._adaptive.always
+        try:
+            mux = Mux(open_wire(self._channel, self._metadata()), ALARM, credentials)
+        except ValueError:  # grpc: closed meanwhile
+            raise errors.ClientClosed("this client was closed") from None
+        error: errors.HandoffError | None = None
+        try:
+            mux.call(PROBE, timeout if always else min(timeout, PROBE_SECONDS))
+        except errors.HandoffError:
+            pass  # a refusal is an answer
+        except TimeoutError:
+            error = errors.no_answer(self._target)
+        except MuxEnded as ended:
+            error = ended.ended.error(self._target)
+        if error is None and not self._closed:
+            self._adaptive.opened()
+            return mux
+        mux.close()
+        if self._closed:
+            raise errors.ClientClosed("this client was closed")
+        if error is not None:
+            self._adaptive.refused(error)
+            if always:
+                raise error
+        return None
+
+    def _lost(self, mux: Mux) -> None:
+        with self._opening:
+            if self._mux is mux and not self._closed:
+                self._mux = None
+                self._adaptive.ended(time.monotonic() - mux.born)
+
+    def close(self) -> None:
+        """See Transport."""
+        self._closed = True
+        mux = self._mux
+        if mux is not None:
+            mux.close()
+        super().close()
+
+    def _forked(self) -> None:
+        """In a child process the stream is the parent's: leave it alone, and open another."""
+        _of_parents.append(self._mux)
+        self._mux = None
+        self._opening = threading.Lock()
+
+
+ALARM: Final = Alarm()
+_live: weakref.WeakSet[SessionTransport] = weakref.WeakSet()
+_of_parents: list[Mux | None] = []  # kept, so that the child never cleans up what is the parent's
+
+
+def _after_fork() -> None:
+    ALARM.reset()
+    for transport in list(_live):
+        transport._forked()
+
+
+os.register_at_fork(after_in_child=_after_fork)

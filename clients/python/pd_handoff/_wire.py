@@ -1,0 +1,234 @@
+"""The client's end of one bidirectional stream of serialized messages, for a thread that reads it itself.
+
+gRPC's public streams hand every message from a thread of their own to the caller's, and take every request from an
+iterator on yet another; that costs more than the call. `RawWire` starts the same operations on the call that the public
+classes start, and waits for them in the calling thread, as gRPC's own blocking unary calls do. It needs names that are
+not public (docs/client.md); where they are missing, `PublicWire` does with what is.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import deque
+from typing import Any, NamedTuple, Protocol
+
+import grpc
+
+from pd_handoff import _frames, errors
+
+try:
+    from grpc._cython import cygrpc  # type: ignore[attr-defined]
+except ImportError:
+    cygrpc = None
+
+_CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
+
+
+class Status(NamedTuple):
+    """How a stream ended; has the methods that `errors.from_rpc` reads."""
+
+    number: int
+    text: str
+    trailing: Any
+
+    def code(self) -> grpc.StatusCode:
+        """See grpc.Call."""
+        return _CODES.get(self.number, grpc.StatusCode.UNKNOWN)
+
+    def details(self) -> str:
+        """See grpc.Call."""
+        return self.text
+
+    def trailing_metadata(self) -> Any:
+        """See grpc.Call."""
+        return self.trailing
+
+
+class WireEnded(Exception):  # noqa: N818  # an end, not always an error
+    """The stream is over."""
+
+    def __init__(self, status: Any) -> None:
+        super().__init__(status)
+        self.status = status
+
+    def error(self, target: str) -> errors.HandoffError:
+        """What it means for a call that was under way: what the store said, else that there is no answer."""
+        error = errors.from_rpc(self.status, target)
+        if isinstance(error, _TELLING):
+            return error
+        text = self.status.details() or "the session ended"
+        return errors.StoreUnavailable(f"no answer from the store at {target}: {text}")
+
+
+_TELLING = (errors.Draining, errors.Unauthenticated, errors.PermissionDenied, errors.NotAStore)
+
+
+class Wire(Protocol):
+    """`send`, `wake` and `cancel` from any thread; `receive` by one thread at a time."""
+
+    def send(self, frame: bytes) -> None:
+        """Sends, now or when what was sent before has gone out."""
+
+    def receive(self) -> bytes | None:
+        """Blocks for the next message; None after a `wake`. Raises WireEnded."""
+
+    def wake(self) -> None:
+        """Makes a `receive` under way, or the next, return None."""
+
+    def cancel(self) -> None:
+        """Ends the stream: `receive` raises WireEnded soon."""
+
+
+_INITIAL, _END, _SENT, _RECEIVED, _WOKEN = "initial", "end", "sent", "received", "woken"
+
+
+class RawWire:
+    """Operations on gRPC's own call object, completed in the thread that calls `receive`."""
+
+    def __init__(self, channel: grpc.Channel, metadata: Any) -> None:
+        self._lock = threading.Lock()
+        self._unsent: deque[bytes] = deque()
+        self._sending = self._armed = self._over = False
+        self._due = 2  # batches under way
+        self._status: Status | None = None
+        begin = (cygrpc.SendInitialMetadataOperation(metadata, 0), cygrpc.ReceiveStatusOnClientOperation(0))
+        initial = (cygrpc.ReceiveInitialMetadataOperation(0),)
+        self._call: Any = channel._channel.segregated_call(  # type: ignore[attr-defined]
+            cygrpc.PropagationConstants.GRPC_PROPAGATE_DEFAULTS,
+            _frames.METHOD.encode(),
+            None,
+            None,
+            metadata,
+            None,
+            ((begin, _END), (initial, _INITIAL)),
+            None,
+        )
+
+    def send(self, frame: bytes) -> None:
+        """See Wire."""
+        with self._lock:
+            if self._over:
+                return
+            if self._sending:
+                self._unsent.append(frame)
+            else:
+                self._sending = True
+                self._start((cygrpc.SendMessageOperation(frame, 0),), _SENT)
+
+    def receive(self) -> bytes | None:
+        """See Wire."""
+        if not self._armed:
+            with self._lock:
+                if self._over and not self._due:
+                    raise WireEnded(self._status)
+                self._armed = True
+                self._start((cygrpc.ReceiveMessageOperation(0),), _RECEIVED)
+        while True:  # each turn takes an operation that was started; the last is the stream's end
+            event = self._call.next_event()
+            tag = event.tag
+            with self._lock:
+                self._due -= 1
+                if tag is _SENT:
+                    self._sending = False
+                    if self._unsent and not self._over:
+                        self._sending = True
+                        self._start((cygrpc.SendMessageOperation(self._unsent.popleft(), 0),), _SENT)
+                elif tag is _END:
+                    self._over = True
+                    end = event.batch_operations[1]
+                    self._status = Status(int(end.code()), end.details() or "", end.trailing_metadata())
+                # Taking what is left frees the call; after that it must not be touched.
+                if self._over and not self._due:
+                    raise WireEnded(self._status)
+            if tag is _RECEIVED:
+                message: bytes | None = event.batch_operations[0].message()
+                if message is not None:
+                    self._armed = False
+                    return message
+            elif tag is _WOKEN and not self._over:
+                return None
+
+    def wake(self) -> None:
+        """See Wire."""
+        with self._lock:
+            if not self._over:
+                self._start((), _WOKEN)  # a batch of nothing completes at once
+
+    def cancel(self) -> None:
+        """See Wire."""
+        with self._lock:
+            if not self._over:
+                self._call.cancel(grpc.StatusCode.CANCELLED.value[0], "the client ended the session")
+
+    def _start(self, operations: Any, tag: str) -> None:
+        # False: the call is over, and what is under way will tell so.
+        if self._call.operate(operations, tag):
+            self._due += 1
+
+
+class PublicWire:
+    """The same over gRPC's public stream."""
+
+    def __init__(self, channel: grpc.Channel, metadata: Any) -> None:
+        self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._received: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._ended: WireEnded | None = None
+        method = channel.stream_stream(_frames.METHOD, _same, _same)
+        self._call: Any = method(iter(self._requests.get, None), metadata=metadata)
+        threading.Thread(target=self._read, name="pd-handoff-session", daemon=True).start()
+
+    def _read(self) -> None:
+        try:
+            for message in self._call:
+                self._received.put(message)
+            ended = WireEnded(Status(0, "", ()))
+        except grpc.RpcError as error:
+            ended = WireEnded(error)
+        self._requests.put(None)
+        self._received.put(ended)
+
+    def send(self, frame: bytes) -> None:
+        """See Wire."""
+        self._requests.put(frame)
+
+    def receive(self) -> bytes | None:
+        """See Wire."""
+        if self._ended is None:
+            found: bytes | WireEnded | None = self._received.get()
+            if not isinstance(found, WireEnded):
+                return found
+            self._ended = found
+        raise self._ended
+
+    def wake(self) -> None:
+        """See Wire."""
+        self._received.put(None)
+
+    def cancel(self) -> None:
+        """See Wire."""
+        self._call.cancel()
+
+
+def open_wire(channel: grpc.Channel, metadata: Any) -> Wire:
+    """A new stream; fails, if it must, at the first `receive`."""
+    return RawWire(channel, metadata) if not missing(channel) else PublicWire(channel, metadata)
+
+
+_NAMES = (
+    *("SendInitialMetadataOperation", "ReceiveStatusOnClientOperation", "ReceiveInitialMetadataOperation"),
+    *("SendMessageOperation", "ReceiveMessageOperation", "PropagationConstants", "SegregatedCall"),
+)
+
+
+def missing(channel: grpc.Channel) -> list[str]:
+    """Names that RawWire needs and this gRPC does not have."""
+    lacks = [f"cygrpc.{name}" for name in _NAMES if not hasattr(cygrpc, name)]
+    if not hasattr(getattr(channel, "_channel", None), "segregated_call"):
+        lacks.append("Channel._channel.segregated_call")
+    call = getattr(cygrpc, "SegregatedCall", None)
+    return lacks + [f"SegregatedCall.{name}" for name in ("operate", "next_event", "cancel") if not hasattr(call, name)]
+
+
+def _same(data: bytes) -> bytes:
+    return data
