@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.fixtures import (
+    failures,
     kind,
     launch,
     loop_thread,
@@ -20,6 +21,7 @@ from tests.support.fixtures import (
 )
 
 __all__ = [
+    "failures",
     "kind",
     "launch",
     "loop_thread",

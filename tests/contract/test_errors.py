@@ -234,7 +234,12 @@ def _break(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("method", "request_"), requests.EACH, ids=[method for method, _ in requests.EACH])
 def test_unforeseen_errors_do_not_show_their_text(
-    steps: Steps, store: LocalStore, monkeypatch: pytest.MonkeyPatch, method: str, request_: Message
+    steps: Steps,
+    store: LocalStore,
+    monkeypatch: pytest.MonkeyPatch,
+    failures: list[str],
+    method: str,
+    request_: Message,
 ) -> None:
     with monkeypatch.context() as broken:
         _break(store, broken)
@@ -242,12 +247,13 @@ def test_unforeseen_errors_do_not_show_their_text(
             steps.caller.call(method, request_)
         assert caught.error.status is not None
         assert b"secret" not in caught.error.status.SerializeToString()
+    assert "RuntimeError" in failures.pop()  # the log has the cause
     steps.put_once(9)  # and the store, stream or not, serves on
     steps.get(9, reader="decode")
 
 
 def test_a_batch_that_fails_leaves_nothing_waiting(
-    unary: Steps, store: LocalStore, monkeypatch: pytest.MonkeyPatch
+    unary: Steps, store: LocalStore, monkeypatch: pytest.MonkeyPatch, failures: list[str]
 ) -> None:
     original = store.core.get
 
@@ -261,3 +267,4 @@ def test_a_batch_that_fails_leaves_nothing_waiting(
     with refused("INTERNAL"):
         unary.caller.call("BatchGet", batch)
     assert store.waiting == 0
+    assert "RuntimeError" in failures.pop()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -32,12 +32,30 @@ def sockets() -> Iterator[Path]:
         yield Path(directory)
 
 
+_failures: list[str] = []
+
+
+def _note_failures(logger: Any, name: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    del logger, name
+    if event.get("event") == "failed":
+        _failures.append(str(event.get("exception")))
+    return event
+
+
+@pytest.fixture(autouse=True)
+def failures() -> Iterator[list[str]]:
+    """Tracebacks of errors that a store in this process did not foresee; a test that provokes some clears them."""
+    _failures.clear()
+    yield _failures
+    assert not _failures, _failures[0]
+
+
 @pytest.fixture(scope="session")
 def loop_thread() -> Iterator[Loop]:
     """The event loop of all stores in this process."""
     # One line an event, tracebacks without locals: the default for consoles would print whole records.
     structlog.configure(
-        processors=[structlog.processors.format_exc_info, structlog.processors.JSONRenderer()],
+        processors=[structlog.processors.format_exc_info, _note_failures, structlog.processors.JSONRenderer()],
         logger_factory=structlog.PrintLoggerFactory(),
     )
     loop = Loop()

@@ -78,8 +78,8 @@ class LocalStore:
     def __init__(self, loop: Loop, directory: Path, *, clock: Clock | None = None, **settings: Any) -> None:
         self._loop = loop
         self.clock = clock or FakeClock()
-        self.target = f"unix:{directory / 's'}"
-        self.settings = Settings(**{"listen": (self.target,), **settings})
+        self.settings = Settings(**{"listen": (f"unix:{directory / 's'}",), **settings})
+        self.target = self.settings.listen[0]
         self.app = loop.run(self._make())
         self.addresses: list[str] = []
         self._channels: list[grpc.Channel] = []
