@@ -483,7 +483,8 @@ class EmbeddedStore:
         """See `Store`."""
         with self._lock:
             entries: list[Handoff | Tombstone] = list(self._lifecycle.handoffs())
-            if states - LIVE_STATES or "CONSUMED" in states:
+            # All live states, the default, means those that hold a slot: no pages of what was read and freed long ago.
+            if states != LIVE_STATES and (states - LIVE_STATES or "CONSUMED" in states):
                 entries.extend(self._lifecycle.tombstones())
             chosen = (
                 entry
