@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 import tempfile
 import time
@@ -33,6 +34,7 @@ def main() -> int:
     unknown = set(given.scenario) - known.keys()
     if unknown:
         parser.error(f"unknown: {', '.join(sorted(unknown))}; known: {', '.join(known)}")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # leave by way of every `finally`
     reports = {}
     for name in given.scenario or known:
         print(f"{name}: {known[name].summary}", flush=True)

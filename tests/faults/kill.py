@@ -148,14 +148,14 @@ class Conductor:
         self.report.count("hand-offs")
         if request.outlived:
             self.report.count("published before a kill of the store and read after it")
-        request.done = True
-        self.open.pop(request.room, None)
+        self._close(request)
 
     def _prefill_failed(self, job: Job, reason: str) -> None:
         if not self.kept and reason == "STALE_RESERVATION" and job.store_life < self.store_life:
             self.report.count("producers told that the store came back empty")
         else:
             self.report.fault(f"room {job.request.room}, attempt {job.attempt}: a living prefill got {reason}")
+            self._close(job.request)
         if not job.request.done and job.attempt == job.request.attempt:
             self.prefill_again(job.request)
 
@@ -169,7 +169,13 @@ class Conductor:
         elif reason != "PRODUCER_RESTARTED" or not request.prefill_died or job.attempt == request.attempt:
             lost = "what was published is lost" if request.published else "no record"
             self.report.fault(f"{where}: {lost}: {reason}")
+            self._close(request)
+            return
         self.read(request)
+
+    def _close(self, request: Request) -> None:
+        request.done = True
+        self.open.pop(request.room, None)
 
     def _lost_with_the_store(self, request: Request) -> None:
         self.report.expect(not self.kept, f"room {request.room}: the store came back with another epoch")
@@ -268,7 +274,9 @@ class Conductor:
 
 def play(options: Options, report: Report, *, kept: bool, rounds: int) -> None:
     """So many rounds with a file, or without."""
-    settings: dict[str, Any] = {**WIDTHS, "slots": 4096, "log_level": "warning", "drain_notice": 0.05, "grace": 5}
+    # A reader that is killed asks again once it is back, which takes as long as a busy machine has it.
+    patient = {"consumed_grace": 3600, "retention": 3600}
+    settings: dict[str, Any] = {**WIDTHS, **patient, "slots": 8192, "log_level": "warning", "grace": 5}
     directory = options.directory / ("kept" if kept else "plain")
     directory.mkdir()
     if kept:
