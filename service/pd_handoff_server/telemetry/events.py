@@ -13,6 +13,7 @@ from pd_handoff_server.refusal import Refusal
 from pd_handoff_server.rpc.guard import Approach, Denied
 
 from .allowance import Allowance
+from .frames import frames_of
 from .trace import current_trace, trace_of
 
 _QUIET = frozenset({"HANDOFF_NOT_FOUND", "RECORD_NOT_READY", "ARENA_FULL", "TOO_MANY_WAITERS", "DRAINING", "NOT_FOUND"})
@@ -28,7 +29,6 @@ def configure(log_format: str, log_level: str) -> None:
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, log_level.upper())),
@@ -82,7 +82,7 @@ class EventLog(Observer):
     def refused(self, method: str, approach: Approach | None, refused: Refusal, error: BaseException | None) -> None:
         """A call was refused, or failed without our having foreseen it."""
         if error is not None:
-            self._tell(self._log.error, "failed", method, approach, exc_info=error)
+            self._tell(self._log.error, "failed", method, approach, exception=frames_of(error))
         elif refused.reason not in _QUIET:
             self._tell(self._log.info, "refused", method, approach, reason=refused.reason)
         elif self._debug:
