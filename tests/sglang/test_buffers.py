@@ -24,6 +24,7 @@ from pd_handoff.engines.sglang.attempts import Attempts
 from pd_handoff.engines.sglang.buffers import POLL_FAILED, POLL_SUCCESS, POLL_TRANSFERRING
 from pd_handoff.retries import NO_RETRIES
 
+from examples.demo.store import Store
 from examples.sglang.engine import load
 from tests.sglang.making import Made
 from tests.sglang.sides import Sides, commit, decode_entry
@@ -64,6 +65,25 @@ def test_a_reservation_before_the_prefill_is_what_the_record_goes_into(sides: Si
     assert sides.publish(source)
     sides.decode.bind(0, request)
     assert commit(sides.decode, request).output_ids.tolist() == [5]
+
+
+def test_a_store_that_came_back_empty_costs_no_request_that_was_under_way(tmp_path: Path) -> None:
+    store = Store(tmp_path, "--slots", "4")
+    store.wait_until_serving(60)
+    both = Sides(store.target)
+    source, request = Made(token=8, room=1).request(), Made(room=1).request(computed=False)
+    assert both.prefill.reserve(source)
+    both.decode.bind(0, request)
+    store.stop()
+    assert not both.decode.ready(0)
+    store = Store(tmp_path, "--slots", "4")
+    store.wait_until_serving(60)
+
+    assert both.publish(source)
+    assert both.decode.get_buf(0)[0][0].item() == 8
+
+    both.close()
+    store.stop()
 
 
 def test_a_retracted_request_gets_its_second_prefill(sides: Sides) -> None:

@@ -23,10 +23,12 @@ from pd_handoff.errors import (
     DeadlineExceeded,
     Draining,
     HandoffError,
+    StaleReservation,
     StoreUnavailable,
     TooManyWaiters,
 )
 from pd_handoff.model import Failure, Key, Reservation, Widths
+from pd_handoff.v1 import record_pb2
 
 log = logging.getLogger(__name__)
 
@@ -159,12 +161,7 @@ class StoreMetadataBuffers:
         try:
             record = record_from_request(req, kv_checksum=(checksum[0], checksum[1]) if owner is req else None)
             self.shape.check(record)
-            if held:
-                self.link.prefill.put(held, record)
-            else:
-                self.link.prefill.put_once(
-                    key, record, **self._terms(req), attempt=attempt, max_wait=self.link.slot_wait
-                )
+            self._publish(req, key, attempt, held, record)
         except HandoffError as error:
             self._refuse(req, key, attempt, error)
             return False
@@ -295,6 +292,18 @@ class StoreMetadataBuffers:
         # Compared within one room: two requests that were given the same room are told apart, a retry is recognised.
         owner = f"{self.link.owner}/{_rid(req)}"[:128]
         return {"owner": owner, "lease": self.link.lease, "expected_readers": self.link.expected_readers}
+
+    def _publish(
+        self, req: Any, key: Key, attempt: int, held: Reservation | None, record: record_pb2.HandoffRecord
+    ) -> None:
+        if held:
+            try:
+                self.link.prefill.put(held, record)
+                return
+            except StaleReservation as error:
+                # A store that came back empty takes the record all the same; what was overtaken it refuses again.
+                log.warning("request %s, room %d: %s; publishing anew", _rid(req), key.room, error)
+        self.link.prefill.put_once(key, record, **self._terms(req), attempt=attempt, max_wait=self.link.slot_wait)
 
     def _refuse(self, req: Any, key: Key, attempt: int, error: HandoffError) -> None:
         log.warning("request %s, room %d: %s", _rid(req), key.room, error)

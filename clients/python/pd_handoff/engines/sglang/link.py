@@ -39,7 +39,8 @@ class StoreLink:
         slot_wait: seconds that a publication waits for a free slot, in the scheduler's loop.
         wait: seconds that decode waits for a record before the request fails.
         timeout: seconds that a call may take on top of its waits.
-        retries: how calls outlive a store that is away; kept short, for the scheduler's sake.
+        retries: how calls outlive a store that is away; None keeps it short where the scheduler waits (2 s), and longer
+            in the background (30 s).
         options: `credentials`, `token`, `instance_id`, `epoch` and the like, as both clients take them.
     """
 
@@ -65,8 +66,10 @@ class StoreLink:
         self.slot_wait = slot_wait
         self.wait = wait
         self.owner = new_name("sglang")
-        self._settings = {"namespace": namespace, "timeout": timeout, "retries": retries or Retries(2.0), **options}
-        self._reader_id = reader_id
+        settings = {"namespace": namespace, "timeout": timeout, **options}
+        self._settings = {**settings, "retries": retries or Retries(2.0)}
+        patient = retries or Retries(30.0, also=frozenset({"TOO_MANY_WAITERS"}))
+        self._background_settings = {**settings, "retries": patient, "reader_id": reader_id}
         self._lock = threading.Lock()
         self._prefill: PrefillClient | None = None
         self._background: _Background | None = None
@@ -117,7 +120,7 @@ class StoreLink:
         with self._lock:
             self._require_open()
             if self._background is None:
-                self._background = _Background(self.target, {**self._settings, "reader_id": self._reader_id})
+                self._background = _Background(self.target, self._background_settings)
             return self._background.start(work, to_settle)
 
     async def _read(self, client: aio.DecodeClient, key: Key, attempt: int) -> Handoff:
