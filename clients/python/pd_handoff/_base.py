@@ -44,6 +44,7 @@ class BaseClient(Generic[TransportT]):
         session: whether single calls share one long-lived stream, which costs a fraction of a call each: "auto" after
             the first few calls, where it works, and not with `metadata`, of which a stream has only one; "always"; or
             "never".
+        put_soon_delay: seconds that `put_soon` may keep a record back to send it with others.
         transport: another way to carry calls; then target, credentials, token, metadata, options and session are not
             used.
 
@@ -65,6 +66,7 @@ class BaseClient(Generic[TransportT]):
         metadata: Callable[[], _channel.Metadata] | None = None,
         options: Iterable[_channel.Option] = (),
         session: SessionMode = "auto",
+        put_soon_delay: float = 0.0005,
         transport: TransportT | None = None,
     ) -> None:
         if not (timeout > 0 and math.isfinite(timeout)):
@@ -72,6 +74,8 @@ class BaseClient(Generic[TransportT]):
         if epoch is not None and instance_id is None:
             raise ValueError("epoch needs an instance_id")
         check_mode(session)
+        if not (put_soon_delay >= 0 and math.isfinite(put_soon_delay)):
+            raise ValueError(f"put_soon_delay must be seconds, is {put_soon_delay}")
         producer = None
         if instance_id is not None:
             producer = pb.Producer(instance_id=instance_id, epoch=_PROCESS_EPOCH if epoch is None else epoch)
@@ -82,9 +86,14 @@ class BaseClient(Generic[TransportT]):
             producer=producer,
             reader_id=new_name("reader") if reader_id is None else reader_id,
         )
+        self._soon_delay = put_soon_delay
         if transport is None:
             transport = self._connect(target, credentials, _channel.CallMetadata(token, metadata), options, session)
         self._transport = transport
+        self._begin()
+
+    def _begin(self) -> None:
+        """What a kind of client has beside it."""
 
     def _connect(
         self,

@@ -15,7 +15,7 @@ from pd_handoff import _requests
 from pd_handoff._steps import Pause, Send, Steps
 from pd_handoff.admin import HandoffInfo, HandoffState
 from pd_handoff.capabilities import Capabilities
-from pd_handoff.errors import HandoffError, from_status
+from pd_handoff.errors import HandoffError, InvalidRequest, from_status
 from pd_handoff.handoff import Handoff
 from pd_handoff.model import Failure, GetItem, Key, Published, Reservation, ReserveItem, Widths
 from pd_handoff.record import Record
@@ -25,6 +25,8 @@ from pd_handoff.v1 import metadata_store_pb2 as pb
 
 AnyRecord = Record | record_pb2.HandoffRecord
 _LARGEST_PAGE = 1000
+_SURE_BATCH = 32
+"""Items of a batch that are sent without asking first how many the store takes."""
 
 
 @dataclass(frozen=True)
@@ -37,10 +39,16 @@ class Calls:
     producer: pb.Producer | None = None
     reader_id: str = ""
     clock: Callable[[], float] = time.monotonic
+    learned: dict[str, int] = field(default_factory=dict)
 
     def but(self, **changes: Any) -> Calls:
         """The same with other settings."""
         return replace(self, **changes)
+
+    @property
+    def patience(self) -> float:
+        """Seconds that a call without a wait of its own can take, repetitions and all."""
+        return self.timeout * 2 + self.retries.total_seconds
 
     def key(self, key: Key | int) -> record_pb2.HandoffKey:
         """The message of a key."""
@@ -146,9 +154,23 @@ class Calls:
 
     def put_many(self, items: Iterable[tuple[Reservation, AnyRecord]]) -> Steps[list[Published | HandoffError]]:
         """BatchPut."""
-        requests = [_requests.put_request(self.key(held.key), record, held.token) for held, record in items]
-        answers = yield from self._each("BatchPut", pb.BatchPutRequest, requests)
+        requests = [self.put_request(held, record) for held, record in items]
+        answers = yield from self._parts("BatchPut", pb.BatchPutRequest, requests)
         return [answer if isinstance(answer, HandoffError) else _published(answer) for answer in answers]
+
+    def put_request(self, reservation: Reservation, record: AnyRecord) -> pb.PutRequest:
+        """What a Put by token sends."""
+        return _requests.put_request(self.key(reservation.key), record, reservation.token)
+
+    def put_all(self, requests: list[pb.PutRequest]) -> Steps[list[Published | HandoffError]]:
+        """Put of one, BatchPut of several."""
+        if len(requests) > 1:
+            answers = yield from self._parts("BatchPut", pb.BatchPutRequest, requests)
+            return [answer if isinstance(answer, HandoffError) else _published(answer) for answer in answers]
+        try:
+            return [_published((yield from self.ask("Put", requests[0])))]
+        except HandoffError as error:
+            return [error]
 
     def get_many(
         self, items: Iterable[Key | int | GetItem], *, attempt: int, reader_id: str | None, **options: Any
@@ -166,8 +188,36 @@ class Calls:
                     **options,
                 )
             )
-        answers = yield from self._each("BatchGet", pb.BatchGetRequest, requests)
+        answers = yield from self._parts("BatchGet", pb.BatchGetRequest, requests)
         return [answer if isinstance(answer, HandoffError) else Handoff(answer) for answer in answers]
+
+    def _parts(self, method: str, batch: Callable[..., Any], requests: list[Any]) -> Steps[list[Any]]:
+        """As many batches as it takes, one after the other; what an earlier one waited is taken off the waits of the
+        later ones."""
+        answers: list[Any] = []
+        size, began = len(requests), self.clock()
+        if size > _SURE_BATCH:
+            size = self.learned.get("max_batch", 0) or (yield from self._learn())
+        while len(answers) < len(requests):  # each turn answers some, or makes batches smaller
+            part = requests[len(answers) : len(answers) + size]
+            if answers:
+                for request in part:
+                    _requests.shorten_waits(_wait(request), self.clock() - began)
+            try:
+                answers += yield from self._each(method, batch, part)
+            except InvalidRequest as error:
+                if not any(violation.field == "requests" for violation in error.violations):
+                    raise
+                size = yield from self._learn()  # too many for this store
+                if size >= len(part):
+                    raise
+        return answers
+
+    def _learn(self) -> Steps[int]:
+        """How many items a batch may have, as the store says now."""
+        size = max((yield from self.capabilities(None, None)).max_batch, 1)
+        self.learned["max_batch"] = size
+        return size
 
     def _each(self, method: str, batch: Callable[..., Any], requests: list[Any]) -> Steps[list[Any]]:
         """A batch whose items succeed or fail alone; items that a retry can help (a drain woke them) are asked

@@ -13,6 +13,7 @@ from pd_handoff._base import BaseClient
 from pd_handoff._calls import AnyRecord
 from pd_handoff._prefill import Prefill
 from pd_handoff._session_aio import AsyncSessionTransport
+from pd_handoff._soon import AsyncSoon
 from pd_handoff._transport import AsyncTransport
 from pd_handoff.admin import HandoffInfo, HandoffState
 from pd_handoff.capabilities import Capabilities
@@ -74,6 +75,9 @@ class _HandoffClient(_Client):
 
 class PrefillClient(_HandoffClient):
     """The producer's side."""
+
+    def _begin(self) -> None:
+        self._soon = AsyncSoon(lambda requests: self._run(self._calls.put_all(requests)), self._soon_delay)
 
     async def reserve(
         self,
@@ -169,8 +173,30 @@ class PrefillClient(_HandoffClient):
             )
         )
 
+    def put_soon(self, reservation: Reservation, record: AnyRecord) -> asyncio.Future[Published]:
+        """Puts without waiting: the record leaves in the background, together with others that come at about the same
+        time. It is kept back at most `put_soon_delay` seconds (64 together go at
+        once). The record is read before this returns, so its arrays may be used again. Whatever `put` would
+        raise for the record is the future's exception. `close` sends what is left.
+
+        Not a coroutine. Raises ClientClosed; TypeError for what is no record."""
+        try:
+            request = self._calls.put_request(reservation, record)
+        except HandoffError as error:
+            refused: asyncio.Future[Published] = asyncio.get_running_loop().create_future()
+            refused.set_exception(error)
+            return refused
+        return self._soon.add(request)
+
+    async def close(self) -> None:
+        """Sends what `put_soon` still keeps, then closes the connection; other calls under way end with
+        ClientClosed."""
+        await self._soon.close(self._calls.patience)
+        await super().close()
+
     async def put_many(self, items: Iterable[tuple[Reservation, AnyRecord]]) -> list[Published | HandoffError]:
-        """Puts many; each succeeds or fails alone, in order; up to the store's max_batch."""
+        """Puts many; each succeeds or fails alone, in order. More than the store takes at a time go as
+        several batches, one after the other."""
         return await self._run(self._calls.put_many(items))
 
     def prefill(
@@ -278,8 +304,8 @@ class DecodeClient(_HandoffClient):
         reader_id: str | None = None,
         expected_store_epoch: str | None = None,
     ) -> list[Handoff | HandoffError]:
-        """Gets many; each succeeds or fails alone, in order; returns when all have their answer. Up to the store's
-        max_batch."""
+        """Gets many; each succeeds or fails alone, in order; returns when all have their answer. More than
+        the store takes at a time go as several batches, one after the other."""
         return await self._run(
             self._calls.get_many(
                 items,

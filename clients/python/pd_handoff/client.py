@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable
+from concurrent.futures import Future
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
@@ -14,6 +15,7 @@ from pd_handoff._base import BaseClient
 from pd_handoff._calls import AnyRecord
 from pd_handoff._prefill import Prefill
 from pd_handoff._session import SessionTransport
+from pd_handoff._soon import Soon
 from pd_handoff._transport import Transport
 from pd_handoff.admin import HandoffInfo, HandoffState
 from pd_handoff.capabilities import Capabilities
@@ -75,6 +77,9 @@ class _HandoffClient(_Client):
 
 class PrefillClient(_HandoffClient):
     """The producer's side."""
+
+    def _begin(self) -> None:
+        self._soon = Soon(lambda requests: self._run(self._calls.put_all(requests)), self._soon_delay)
 
     def reserve(
         self,
@@ -170,8 +175,30 @@ class PrefillClient(_HandoffClient):
             )
         )
 
+    def put_soon(self, reservation: Reservation, record: AnyRecord) -> Future[Published]:
+        """Puts without waiting: the record leaves in the background, together with others that come at about the same
+        time. It is kept back at most `put_soon_delay` seconds (64 together go at once; at most 8 batches are under way
+        at a time). The record is read before this returns, so its arrays may be used again. Whatever `put` would
+        raise for the record is the future's exception. `close` sends what is left.
+
+        Raises ClientClosed; TypeError for what is no record."""
+        try:
+            request = self._calls.put_request(reservation, record)
+        except HandoffError as error:
+            refused: Future[Published] = Future()
+            refused.set_exception(error)
+            return refused
+        return self._soon.add(request)
+
+    def close(self) -> None:
+        """Sends what `put_soon` still keeps, then closes the connection; other calls under way end with
+        ClientClosed."""
+        self._soon.close(self._calls.patience)
+        super().close()
+
     def put_many(self, items: Iterable[tuple[Reservation, AnyRecord]]) -> list[Published | HandoffError]:
-        """Puts many; each succeeds or fails alone, in order; up to the store's max_batch."""
+        """Puts many; each succeeds or fails alone, in order. More than the store takes at a time go as
+        several batches, one after the other."""
         return self._run(self._calls.put_many(items))
 
     def prefill(
@@ -275,8 +302,8 @@ class DecodeClient(_HandoffClient):
         reader_id: str | None = None,
         expected_store_epoch: str | None = None,
     ) -> list[Handoff | HandoffError]:
-        """Gets many; each succeeds or fails alone, in order; returns when all have their answer. Up to the store's
-        max_batch."""
+        """Gets many; each succeeds or fails alone, in order; returns when all have their answer. More than
+        the store takes at a time go as several batches, one after the other."""
         return self._run(
             self._calls.get_many(
                 items,

@@ -14,6 +14,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2, status_pb2
 from pd_handoff import aio
 from pd_handoff.v1 import admin_pb2_grpc, metadata_store_pb2_grpc
+from pd_handoff.v1 import metadata_store_pb2 as pb
 
 from tests.unit.client.driven import Driven
 
@@ -40,6 +41,25 @@ class FakeStore:
 
     def of(self, method: str) -> list[Call]:
         return [call for call in self.calls if call.method == method]
+
+    def serve_sessions(self) -> None:
+        """Answer the calls of Sessions as scripted for the calls alone; they are noted as `Session.Put` and the like.
+        What is scripted as None gets no answer."""
+        self.script("Session", self._session)
+
+    def _session(self, requests: Iterator[Any], context: Any) -> Iterator[Any]:
+        metadata = dict(context.invocation_metadata())
+        for request in requests:
+            name = request.WhichOneof("call")
+            self.calls.append(Call(f"Session.{name.capitalize()}", getattr(request, name), metadata, 0.0))
+            answers = self._answers.get(name.capitalize(), [pb.CapabilitiesResponse()])
+            answer = answers.pop(0) if len(answers) > 1 else answers[0]
+            if callable(answer):
+                answer = answer(getattr(request, name), context)
+            if isinstance(answer, status_pb2.Status):
+                yield pb.SessionResponse(call_id=request.call_id, error=answer)
+            elif answer is not None:
+                yield pb.SessionResponse(call_id=request.call_id, **{name: answer})
 
     def __getattr__(self, method: str) -> Callable[[Any, Any], Any]:
         if not method[0].isupper():
