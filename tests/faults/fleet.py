@@ -109,6 +109,10 @@ class Fleet:
         self.store.wait()
         return self.admin.capabilities().store_epoch
 
+    def failures(self) -> list[str]:
+        """What the present life of the store could not foresee, as its log has it: a sentence each."""
+        return [f"the store failed: {event}" for event in self.store.events if event.get("event") == "failed"]
+
     def next_message(self, seconds: float) -> Message | None:
         """What a worker in its present life says, within so many seconds."""
         while True:

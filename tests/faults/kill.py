@@ -218,6 +218,7 @@ class Conductor:
             fleet.store.process.kill()
             report.count("kills of the store")
         fleet.store.close()
+        report.faults.extend(fleet.failures())
         fleet.start_store()
         while self.rng.random() < 0.2:
             self.pump(self.rng.uniform(0, 2.5))
@@ -259,6 +260,7 @@ class Conductor:
         for request in self.open.values():
             self.report.fault(f"room {request.room}, attempt {request.attempt}: never read ({request.published})")
         self._sweep()
+        self.report.faults.extend(self.fleet.failures())
 
     def _sweep(self) -> None:
         """A prefill that was thought lost may have put its record after all: that is to be the only thing left."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -99,4 +100,7 @@ class StoreAcrossRestarts(StoreAgainstReference):
 
 
 TestStoreAcrossRestarts = StoreAcrossRestarts.TestCase
-TestStoreAcrossRestarts.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+_LONG = os.environ.get("PD_HANDOFF_TEST_PROFILE") == "long"
+TestStoreAcrossRestarts.settings = settings(
+    max_examples=5_000 if _LONG else 60, stateful_step_count=60 if _LONG else 40, deadline=None
+)
