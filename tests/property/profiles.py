@@ -6,7 +6,10 @@ import os
 
 from hypothesis import HealthCheck, settings
 
-PROFILE_VARIABLE = "PD_HANDOFF_TEST_PROFILE"
+_PROFILE = os.environ.get("PD_HANDOFF_TEST_PROFILE", "quick")
+
+TIMEOUT = 900 if _PROFILE == "quick" else 6 * 3600
+"""Seconds for a test of random sequences: it takes seconds while it passes, but minutes to cut a failure down."""
 
 # Examples are slow to draw on a busy machine, which says nothing about the store; time is measured elsewhere.
 _QUICK = settings(
@@ -22,4 +25,4 @@ def load() -> None:
     """Use the profile that the environment names."""
     settings.register_profile("quick", _QUICK)
     settings.register_profile("long", _QUICK, max_examples=20_000, stateful_step_count=100)
-    settings.load_profile(os.environ.get(PROFILE_VARIABLE, "quick"))
+    settings.load_profile(_PROFILE)

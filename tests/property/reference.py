@@ -236,8 +236,11 @@ class Reference(Claims):
             # An older epoch is noticed when its turn comes; a record that a waiting Put has just published may have
             # been consumed by those who wait for it before the next in line is looked at.
             late = set(verdicts.options) == {"PRODUCER_RESTARTED"} and not first and seen is None
-            consumed = seen not in {None, "HANDOFF_EXISTS"} and any(ask.key in self.fresh for ask in waiting.asks)
-            return None if late or consumed else verdicts
+            if not any(ask.key in self.fresh for ask in waiting.asks):
+                return None if late else verdicts
+            if "STALE_RESERVATION" in verdicts.options:
+                return verdicts | refused("STALE_RESERVATION", state="CONSUMED")
+            return verdicts if seen is None or seen in verdicts.options else None
         if not self.in_pool(waiting.asks, verdicts, queue=not first, restarts=first or seen is not None):
             return None
         lives = self.grant(waiting.asks, verdicts)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from pd_handoff_server.lifecycle import TokenMint
 
 from .catalogue import FLAWED, LEGAL, Paper
 from .pair import EPOCH, Pair, counting
+from .profiles import TIMEOUT
 from .terms import SECOND, Ask, Failure, Key, Producer
 
 KEYS: list[Key] = [("", 0, 0), ("", 0, 1), ("", 2**64 - 1, 0), ("other", 0, 0)]
@@ -240,4 +242,4 @@ class StoreAgainstReference(RuleBasedStateMachine):
         return tokens[-1 - which % len(tokens)]
 
 
-TestStoreAgainstReference = StoreAgainstReference.TestCase
+TestStoreAgainstReference = pytest.mark.timeout(TIMEOUT)(StoreAgainstReference.TestCase)

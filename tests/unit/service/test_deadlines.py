@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from pd_handoff_server.lifecycle.deadlines import Deadlines
 
+from tests.property.profiles import TIMEOUT
+
 
 class Item:
     """Something with a deadline; `number` tells it from others."""
@@ -90,7 +92,7 @@ class AgainstSortedList(RuleBasedStateMachine):
         assert len(self.deadlines) <= 2 * len(self.followed) + 1025
 
 
-TestAgainstSortedList = AgainstSortedList.TestCase
+TestAgainstSortedList = pytest.mark.timeout(TIMEOUT)(AgainstSortedList.TestCase)
 
 
 def test_watching_needs_a_deadline() -> None:
