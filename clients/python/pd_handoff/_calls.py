@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import timezone
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from google.protobuf.duration_pb2 import Duration
@@ -24,6 +24,7 @@ from pd_handoff.v1 import admin_pb2, record_pb2
 from pd_handoff.v1 import metadata_store_pb2 as pb
 
 AnyRecord = Record | record_pb2.HandoffRecord
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _LARGEST_PAGE = 1000
 _SURE_BATCH = 32
 """Items of a batch that are sent without asking first how many the store takes."""
@@ -54,24 +55,34 @@ class Calls:
         """The message of a key."""
         return _requests.key_message(key, self.namespace)
 
-    def ask(self, method: str, request: Message, waits: Sequence[Duration] = ()) -> Steps[Any]:
+    def ask(
+        self,
+        method: str,
+        request: Message,
+        waits: Sequence[Duration] = (),
+        failed: tuple[HandoffError, float] | None = None,
+    ) -> Steps[Any]:
         """One call, repeated as `retries` allow. `waits` are the max_waits inside `request`, which an outage eats
-        into."""
-        wait = max((duration.seconds + duration.nanos / 1e9 for duration in waits), default=0.0)
+        into; `failed` is how a first attempt ended that was made before, and when it began."""
+        wait = longest(waits)
         outage: Outage | None = None
         while True:  # ends with the outage's budget
-            began = self.clock()
-            try:
-                return (yield Send(method, request, self.timeout + max(wait, 0.0)))
-            except HandoffError as error:
-                outage = outage or Outage(self.retries)
-                pause = outage.pause(error, began, self.clock())
-                if pause is None:
-                    raise
+            if failed is None:
+                began = self.clock()
+                try:
+                    return (yield Send(method, request, self.timeout + wait))
+                except HandoffError as refused:
+                    failed = refused, began
+            error, began = failed
+            failed = None
+            outage = outage or Outage(self.retries)
+            pause = outage.pause(error, began, self.clock())
+            if pause is None:
+                raise error
             yield Pause(pause)
             if waits:
                 elapsed = self.clock() - began
-                wait -= elapsed
+                wait = max(wait - elapsed, 0.0)
                 _requests.shorten_waits(waits, elapsed)
 
     def capabilities(self, required: Widths | None, expected_schema_fingerprint: str | None) -> Steps[Capabilities]:
@@ -85,7 +96,7 @@ class Calls:
     def reserve(self, key: Key | int, **options: Any) -> Steps[Reservation]:
         """Reserve."""
         request = _requests.reserve_request(self.key(key), producer=self.producer, **options)
-        response = yield from self.ask("Reserve", request, _wait(request))
+        response = yield from self.ask("Reserve", request, wait_of(request))
         return _requests.reservation_of(request, response)
 
     def renew(self, reservation: Reservation) -> Steps[Reservation]:
@@ -102,14 +113,13 @@ class Calls:
 
     def put(self, reservation: Reservation, record: AnyRecord) -> Steps[Published]:
         """Put by token."""
-        request = _requests.put_request(self.key(reservation.key), record, reservation.token)
-        return _published((yield from self.ask("Put", request)))
+        return published_of((yield from self.ask("Put", self.put_request(reservation, record))))
 
     def put_once(self, key: Key | int, record: AnyRecord, **options: Any) -> Steps[Published]:
         """Reserve and Put in one call."""
         request = _requests.put_request(self.key(key), record)
         request.reserve.CopyFrom(_requests.reserve_request(None, producer=self.producer, **options))
-        return _published((yield from self.ask("Put", request, _wait(request.reserve))))
+        return published_of((yield from self.ask("Put", request, wait_of(request.reserve))))
 
     def release(self, key: Key | int, *, token: bytes = b"", reader_id: str = "") -> Steps[None]:
         """Release by token or reader."""
@@ -123,11 +133,29 @@ class Calls:
             request = _requests.abort_request(self.key(what), failure, attempt=attempt)
         return bool((yield from self.ask("Abort", request)).ended)
 
-    def get(self, key: Key | int, *, reader_id: str | None, **options: Any) -> Steps[Handoff]:
+    def get_request(
+        self,
+        key: Key | int,
+        attempt: int,
+        max_wait: float | None,
+        consume: bool,
+        reader_id: str | None,
+        expected_store_epoch: str | None,
+    ) -> pb.GetRequest:
+        """What a Get sends."""
+        return _requests.get_request(
+            self.key(key),
+            attempt=attempt,
+            max_wait=max_wait,
+            reader_id=self.reader_id if reader_id is None else reader_id,
+            consume=consume,
+            expected_store_epoch=expected_store_epoch,
+        )
+
+    def get(self, key: Key | int, **options: Any) -> Steps[Handoff]:
         """Get."""
-        reader = self.reader_id if reader_id is None else reader_id
-        request = _requests.get_request(self.key(key), reader_id=reader, **options)
-        return Handoff((yield from self.ask("Get", request, _wait(request))))
+        request = self.get_request(key, **options)
+        return Handoff((yield from self.ask("Get", request, wait_of(request))))
 
     def reserve_many(
         self, items: Iterable[Key | int | ReserveItem], *, widths: Widths | None, attempt: int, **options: Any
@@ -148,7 +176,7 @@ class Calls:
             )
         if not request.requests:
             return []
-        waits = [wait for one in request.requests for wait in _wait(one)]
+        waits = [wait for one in request.requests for wait in wait_of(one)]
         response = yield from self.ask("BatchReserve", request, waits)
         return [_requests.reservation_of(*pair) for pair in zip(request.requests, response.responses, strict=True)]
 
@@ -156,7 +184,7 @@ class Calls:
         """BatchPut."""
         requests = [self.put_request(held, record) for held, record in items]
         answers = yield from self._parts("BatchPut", pb.BatchPutRequest, requests)
-        return [answer if isinstance(answer, HandoffError) else _published(answer) for answer in answers]
+        return [answer if isinstance(answer, HandoffError) else published_of(answer) for answer in answers]
 
     def put_request(self, reservation: Reservation, record: AnyRecord) -> pb.PutRequest:
         """What a Put by token sends."""
@@ -166,9 +194,9 @@ class Calls:
         """Put of one, BatchPut of several."""
         if len(requests) > 1:
             answers = yield from self._parts("BatchPut", pb.BatchPutRequest, requests)
-            return [answer if isinstance(answer, HandoffError) else _published(answer) for answer in answers]
+            return [answer if isinstance(answer, HandoffError) else published_of(answer) for answer in answers]
         try:
-            return [_published((yield from self.ask("Put", requests[0])))]
+            return [published_of((yield from self.ask("Put", requests[0])))]
         except HandoffError as error:
             return [error]
 
@@ -202,7 +230,7 @@ class Calls:
             part = requests[len(answers) : len(answers) + size]
             if answers:
                 for request in part:
-                    _requests.shorten_waits(_wait(request), self.clock() - began)
+                    _requests.shorten_waits(wait_of(request), self.clock() - began)
             try:
                 answers += yield from self._each(method, batch, part)
             except InvalidRequest as error:
@@ -228,7 +256,7 @@ class Calls:
         while pending:  # ends with the outage's budget
             began = self.clock()
             message = batch(requests=[requests[index] for index in pending])
-            waits = [wait for one in message.requests for wait in _wait(one)]
+            waits = [wait for one in message.requests for wait in wait_of(one)]
             response = yield from self.ask(method, message, waits)
             again, last = [], None
             for index, result in zip(pending, response.results, strict=True):
@@ -243,7 +271,7 @@ class Calls:
             yield Pause(pause)
             pending, elapsed = again, self.clock() - began
             for index in pending:
-                _requests.shorten_waits(_wait(requests[index]), elapsed)
+                _requests.shorten_waits(wait_of(requests[index]), elapsed)
         return answers
 
     def list_handoffs(
@@ -271,12 +299,19 @@ class Calls:
         return HandoffInfo.from_proto(response.handoff, record)
 
 
-def _wait(request: Any) -> tuple[Duration, ...]:
-    name = request.DESCRIPTOR.name
-    if name == "PutRequest":
-        return _wait(request.reserve) if request.HasField("reserve") else ()
+def wait_of(request: Any) -> tuple[Duration, ...]:
+    """The max_wait inside a request, if it has one."""
+    if isinstance(request, pb.PutRequest):
+        return wait_of(request.reserve) if request.HasField("reserve") else ()
     return (request.max_wait,) if request.HasField("max_wait") else ()
 
 
-def _published(response: pb.PutResponse) -> Published:
-    return Published(response.published_at.ToDatetime(timezone.utc), response.store_epoch)
+def longest(waits: Sequence[Duration]) -> float:
+    """Seconds; 0 for none."""
+    return max(0.0, *(duration.seconds + duration.nanos / 1e9 for duration in waits)) if waits else 0.0
+
+
+def published_of(response: pb.PutResponse) -> Published:
+    """What a Put gave."""
+    at = response.published_at  # by hand: ToDatetime takes several times as long
+    return Published(_EPOCH + timedelta(0, at.seconds, at.nanos // 1000), response.store_epoch)

@@ -23,6 +23,13 @@ def carries(method: str) -> bool:
     return method in _TAGS
 
 
+def waits(request: Message) -> bool:
+    """Whether its answer may wait for what somebody else does."""
+    if isinstance(request, pb.PutRequest):
+        return request.HasField("reserve") and request.reserve.HasField("max_wait")
+    return isinstance(request, (pb.GetRequest, pb.ReserveRequest)) and request.HasField("max_wait")
+
+
 def body_of(method: str, request: Message) -> bytes:
     """What follows the call id in a SessionRequest. Built by hand: a message in a message would be copied into it
     first."""

@@ -33,12 +33,13 @@ class MuxEnded(Exception):  # noqa: N818  # an end, not always an error
 class _Waiter:
     __slots__ = ("answer", "gate", "leads", "received")
 
-    def __init__(self, received: int) -> None:
+    def __init__(self, leads: bool, received: int) -> None:
         self.answer: Message | errors.HandoffError | WireEnded | None = None
-        self.gate = threading.Lock()
-        self.gate.acquire()
-        self.leads = False
+        self.leads = leads
         self.received = received
+        if not leads:
+            self.gate = threading.Lock()
+            self.gate.acquire()
 
 
 class Mux:
@@ -79,8 +80,7 @@ class Mux:
             if self._ended is not None:
                 raise MuxEnded(self._ended, idle=True)
             call_id = self._last = self._last + 1
-            waiter = self._waiting[call_id] = _Waiter(self._received)
-            waiter.leads = not self._led
+            waiter = self._waiting[call_id] = _Waiter(not self._led, self._received)
             self._led = True
         try:
             self._wire.send(_frames.frame_of(call_id, body))

@@ -267,9 +267,7 @@ def _seconds(request: pb.GetRequest) -> float:
 def _queues(request: Message) -> bool:
     """Whether it may wait in line for a slot: there it can neither be cut into parts, which would lose its place, nor
     be left behind when its task is cancelled."""
-    if isinstance(request, pb.PutRequest):
-        return request.HasField("reserve") and request.reserve.HasField("max_wait")
-    return isinstance(request, pb.ReserveRequest) and request.HasField("max_wait")
+    return not isinstance(request, pb.GetRequest) and _frames.waits(request)
 
 
 def _look(task: asyncio.Task[Any]) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pd_handoff import _channel, _steps
 from pd_handoff._adaptive import SessionMode
 from pd_handoff._base import BaseClient
-from pd_handoff._calls import AnyRecord
+from pd_handoff._calls import AnyRecord, longest, published_of, wait_of
 from pd_handoff._prefill import Prefill
 from pd_handoff._session_aio import AsyncSessionTransport
 from pd_handoff._soon import AsyncSoon
@@ -23,6 +23,8 @@ from pd_handoff.model import Failure, GetItem, Key, Published, Reservation, Rese
 
 if TYPE_CHECKING:
     import grpc
+    from google.protobuf.duration_pb2 import Duration
+    from google.protobuf.message import Message
     from typing_extensions import Self
 
 T = TypeVar("T")
@@ -38,6 +40,16 @@ class _Client(BaseClient[AsyncTransport]):
         session: SessionMode,
     ) -> AsyncTransport:
         return AsyncSessionTransport(target, credentials, metadata, options, session)
+
+    async def _ask(self, method: str, request: Message, waits: Sequence[Duration] = ()) -> Any:
+        # The first attempt without steps: what happens to nearly every call is what should cost the least.
+        calls = self._calls
+        began = calls.clock()
+        try:
+            return await self._transport.call(method, request, calls.timeout + longest(waits))
+        except HandoffError as error:
+            failed = error, began
+        return await self._run(calls.ask(method, request, waits, failed))
 
     async def _run(self, steps: _steps.Steps[T]) -> T:
         return await _steps.arun(steps, self._transport.call, asyncio.sleep)
@@ -117,7 +129,7 @@ class PrefillClient(_HandoffClient):
 
         Raises TopLogprobsOverflow, FieldOverflow, InvalidRecord, RecordImmutable, StaleReservation, ReservationExpired,
         HandoffAborted."""
-        return await self._run(self._calls.put(reservation, record))
+        return published_of(await self._ask("Put", self._calls.put_request(reservation, record)))
 
     async def put_once(
         self,
@@ -283,16 +295,8 @@ class DecodeClient(_HandoffClient):
 
         Raises HandoffNotFound, RecordNotReady, HandoffAborted, HandoffExpired, ProducerRestarted, AlreadyConsumed,
         StoreRestarted, TooManyWaiters, InvalidRequest."""
-        return await self._run(
-            self._calls.get(
-                key,
-                attempt=attempt,
-                max_wait=max_wait,
-                consume=consume,
-                reader_id=reader_id,
-                expected_store_epoch=expected_store_epoch,
-            )
-        )
+        request = self._calls.get_request(key, attempt, max_wait, consume, reader_id, expected_store_epoch)
+        return Handoff(await self._ask("Get", request, wait_of(request)))
 
     async def get_many(
         self,

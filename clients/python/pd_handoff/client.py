@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from types import TracebackType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pd_handoff import _channel, _steps
 from pd_handoff._adaptive import SessionMode
 from pd_handoff._base import BaseClient
-from pd_handoff._calls import AnyRecord
+from pd_handoff._calls import AnyRecord, longest, published_of, wait_of
 from pd_handoff._prefill import Prefill
 from pd_handoff._session import SessionTransport
 from pd_handoff._soon import Soon
@@ -25,6 +25,8 @@ from pd_handoff.model import Failure, GetItem, Key, Published, Reservation, Rese
 
 if TYPE_CHECKING:
     import grpc
+    from google.protobuf.duration_pb2 import Duration
+    from google.protobuf.message import Message
     from typing_extensions import Self
 
 T = TypeVar("T")
@@ -40,6 +42,16 @@ class _Client(BaseClient[Transport]):
         session: SessionMode,
     ) -> Transport:
         return SessionTransport(target, credentials, metadata, options, session)
+
+    def _ask(self, method: str, request: Message, waits: Sequence[Duration] = ()) -> Any:
+        # The first attempt without steps: what happens to nearly every call is what should cost the least.
+        calls = self._calls
+        began = calls.clock()
+        try:
+            return self._transport.call(method, request, calls.timeout + longest(waits))
+        except HandoffError as error:
+            failed = error, began
+        return self._run(calls.ask(method, request, waits, failed))
 
     def _run(self, steps: _steps.Steps[T]) -> T:
         return _steps.run(steps, self._transport.call, time.sleep)
@@ -119,7 +131,7 @@ class PrefillClient(_HandoffClient):
 
         Raises TopLogprobsOverflow, FieldOverflow, InvalidRecord, RecordImmutable, StaleReservation, ReservationExpired,
         HandoffAborted."""
-        return self._run(self._calls.put(reservation, record))
+        return published_of(self._ask("Put", self._calls.put_request(reservation, record)))
 
     def put_once(
         self,
@@ -281,16 +293,8 @@ class DecodeClient(_HandoffClient):
 
         Raises HandoffNotFound, RecordNotReady, HandoffAborted, HandoffExpired, ProducerRestarted, AlreadyConsumed,
         StoreRestarted, TooManyWaiters, InvalidRequest."""
-        return self._run(
-            self._calls.get(
-                key,
-                attempt=attempt,
-                max_wait=max_wait,
-                consume=consume,
-                reader_id=reader_id,
-                expected_store_epoch=expected_store_epoch,
-            )
-        )
+        request = self._calls.get_request(key, attempt, max_wait, consume, reader_id, expected_store_epoch)
+        return Handoff(self._ask("Get", request, wait_of(request)))
 
     def get_many(
         self,
