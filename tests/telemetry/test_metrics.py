@@ -9,6 +9,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pd_handoff.v1 import admin_pb2
@@ -268,21 +269,27 @@ def test_the_port_serves_metrics_and_nothing_else(watched: Watched) -> None:
         assert answer.read().endswith(b"# EOF\n")
 
 
-def test_a_process_tells_its_port_and_is_silent_without_the_setting(launch: Callable[..., object]) -> None:
-    store = launch(metrics_listen="127.0.0.1:0")
-    (serving,) = [event for event in store.events if event["event"] == "serving"]  # type: ignore[attr-defined]
-    found = scrape(serving["metrics"])
+def told_port(store: Any) -> str | None:
+    """What the event `serving` of a process says of its metrics; it comes a moment after health does."""
+    eventually(lambda: any(event["event"] == "serving" for event in store.events), "the event is read")
+    (serving,) = [event for event in store.events if event["event"] == "serving"]
+    address: str | None = serving["metrics"]
+    return address
+
+
+def test_a_process_tells_its_port_and_is_silent_without_the_setting(launch: Callable[..., Any]) -> None:
+    address = told_port(launch(metrics_listen="127.0.0.1:0"))
+    assert address is not None
+    found = scrape(address)
     assert found["pd_handoff_serving", frozenset()] == 1
     assert ("process_resident_memory_bytes", frozenset()) in found
-    silent = launch()
-    (serving,) = [event for event in silent.events if event["event"] == "serving"]  # type: ignore[attr-defined]
-    assert serving["metrics"] is None
+    assert told_port(launch()) is None
 
 
-def test_a_second_store_on_the_same_port_says_so(watched: Watched, launch: Callable[..., object]) -> None:
+def test_a_second_store_on_the_same_port_says_so(watched: Watched, launch: Callable[..., Any]) -> None:
     other = launch(wait=False, metrics_listen=watched.address)
-    assert other.exit_code(60) == 1  # type: ignore[attr-defined]
-    assert any("cannot serve metrics" in str(event) for event in other.events)  # type: ignore[attr-defined]
+    assert other.exit_code(60) == 1
+    assert any("cannot serve metrics" in str(event) for event in other.events)
 
 
 def test_a_census_adds_up(watched: Watched) -> None:

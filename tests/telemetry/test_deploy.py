@@ -1,0 +1,207 @@
+"""What lies in deploy/ fits what the store exports and takes."""
+
+from __future__ import annotations
+
+import argparse
+import configparser
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pd_handoff_server import config
+from pd_handoff_server.probe import main as probe
+from pd_handoff_server.rpc.errors import CODES
+from pd_handoff_server.telemetry.metrics import CANCELLED, OK
+
+from tests.support.fixtures import Start
+
+from .conftest import Watched
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+LABELS = {
+    "pd_handoff_info": {"version", "store_epoch", "schema_fingerprint"},
+    "pd_handoff_slots": {"state"},
+    "pd_handoff_waiters": {"kind"},
+    "pd_handoff_ended": {"outcome", "state"},
+    "pd_handoff_calls": {"method", "reason"},
+    "pd_handoff_batch_items": {"method", "reason"},
+    "pd_handoff_received_bytes": {"method"},
+    "pd_handoff_sent_bytes": {"method"},
+    "pd_handoff_call_seconds": {"method"},
+}
+SCRAPED = {"job", "instance"}
+VALUES = {
+    "state": {"free", "reserved", "published", "consumed", "quarantined", "none"},
+    "outcome": {"completed", "aborted", "expired", "superseded", "restarted"},
+    "reason": {OK, CANCELLED, *CODES},
+}
+
+
+def dashboard() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((DEPLOY / "grafana" / "pd-handoff.json").read_text())
+    return found
+
+
+def alerts() -> list[dict[str, Any]]:
+    groups = yaml.safe_load((DEPLOY / "prometheus" / "alerts.yml").read_text())["groups"]
+    return [rule for group in groups for rule in group["rules"]]
+
+
+def expressions() -> Iterator[tuple[str, str]]:
+    for panel in dashboard()["panels"]:
+        for target in panel.get("targets", ()):
+            yield panel["title"], target["expr"]
+    for annotation in dashboard()["annotations"]["list"]:
+        yield annotation["name"], annotation["expr"]
+    for rule in alerts():
+        yield rule["alert"], rule["expr"]
+
+
+def family(name: str) -> str:
+    return re.sub(r"_(total|bucket|count|sum)$", "", name)
+
+
+@pytest.fixture
+def exported(watched: Watched) -> set[str]:
+    """Names of samples, with those that come only once something has happened."""
+    steps = watched.store.steps()
+    steps.exchange(1)
+    steps.abort(2)
+    names = {name for name, _ in watched.scrape()}
+    return names | {"pd_handoff_batch_items_total"}
+
+
+def test_dashboard_and_alerts_name_what_is_exported(exported: set[str]) -> None:
+    named = set()
+    for where, expression in expressions():
+        for name in re.findall(r"\b(?:pd_handoff|process)_\w+", expression):
+            assert name in exported, f"{where}: {name}"
+            named.add(family(name))
+        for name, selector in re.findall(r"\b(pd_handoff_\w+)\{(.*?)\}", expression):
+            for label, operator, values in re.findall(r'(\w+)(=~|!=|!~|=)"(.*?)"', selector):
+                assert label in LABELS.get(family(name), set()) | SCRAPED, f"{where}: {name} has no label {label}"
+                if label in VALUES:
+                    assert set(values.split("|")) <= VALUES[label], f"{where}: {label}{operator}{values}"
+        grouped = {label for labels in re.findall(r"\bby \(([^)]*)\)", expression) for label in labels.split(", ")}
+        series = re.findall(r"\bpd_handoff_\w+", expression)
+        known = set().union(SCRAPED, {"le"}, *(LABELS.get(family(name), set()) for name in series))
+        assert grouped <= known, f"{where}: {grouped - known}"
+    unseen = {family(name) for name in exported if name.startswith("pd_handoff_")} - named
+    assert not unseen, f"on no panel and in no alert: {unseen}"
+
+
+def test_labels_are_those_that_are_exported(watched: Watched) -> None:
+    steps = watched.store.steps()
+    steps.exchange(1)
+    steps.abort(2)
+    found: dict[str, set[str]] = {}
+    for name, labels in watched.scrape():
+        if name.startswith("pd_handoff_"):
+            found.setdefault(family(name), set()).update(label for label, _ in labels if label != "le")
+    assert {name: labels for name, labels in found.items() if labels} == {
+        name: labels for name, labels in LABELS.items() if name in found
+    }
+
+
+def test_panels_do_not_overlap() -> None:
+    taken: set[tuple[int, int]] = set()
+    for panel in dashboard()["panels"]:
+        place = panel["gridPos"]
+        cells = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
+        assert not taken & cells, panel["title"]
+        assert place["x"] + place["w"] <= 24
+        taken |= cells
+
+
+def test_alerts_say_what_to_do() -> None:
+    for rule in alerts():
+        assert rule["labels"]["severity"] in {"warning", "critical"}
+        assert rule["annotations"]["summary"]
+        assert len(rule["annotations"]["description"]) > 40
+    tool = shutil.which("promtool")
+    if tool:  # where Prometheus is installed, it has a say
+        for arguments in (("rules", "alerts.yml"), ("config", "--syntax-only", "scrape.yml")):
+            command = [tool, "check", *arguments[:-1], str(DEPLOY / "prometheus" / arguments[-1])]
+            ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+            assert ended.returncode == 0, ended.stderr
+
+
+def settings_of(arguments: list[str], environment: dict[str, str]) -> config.Settings:
+    parser = argparse.ArgumentParser()
+    config.add_arguments(parser)
+    return config.load(vars(parser.parse_args(arguments)), environment)
+
+
+def test_the_kubernetes_manifest_starts_a_store_that_asks_for_certificates() -> None:
+    documents = list(yaml.safe_load_all((DEPLOY / "kubernetes" / "pd-handoff.yaml").read_text()))
+    by_kind = {document["kind"]: document for document in documents}
+    pod = by_kind["StatefulSet"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert container["args"][0] == "serve"
+    settings = settings_of(container["args"][1:], {})
+    assert settings.tls_client_ca
+    assert settings.grace < pod["terminationGracePeriodSeconds"]
+    mounts = {mount["mountPath"] for mount in container["volumeMounts"]}
+    for path in (settings.tls_cert, settings.tls_key, settings.tls_client_ca, settings.tls_roles):
+        assert any(path.startswith(mount) for mount in mounts)
+    assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
+    probed = container["readinessProbe"]["exec"]["command"]
+    assert probed[:3] == ["python", "-m", "pd_handoff_server.probe"]
+    assert probed[3] in settings.listen
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    assert str(ports["grpc"]) == settings.listen[0].rpartition(":")[2]
+    assert str(ports["metrics"]) == settings.metrics_listen.rpartition(":")[2]
+
+
+def test_the_roles_of_the_manifest_are_read(tmp_path: Path) -> None:
+    from pd_handoff_server.rpc.auth import AccessFile  # noqa: PLC0415
+
+    documents = yaml.safe_load_all((DEPLOY / "kubernetes" / "pd-handoff.yaml").read_text())
+    (roles,) = [document["data"]["roles"] for document in documents if document["kind"] == "ConfigMap"]
+    path = tmp_path / "roles"
+    path.write_text(roles)
+    assert len(AccessFile(str(path), tokens=False).principals) == 3
+
+
+def test_the_unit_starts_a_store() -> None:
+    unit = configparser.RawConfigParser(strict=False, delimiters=("=",))
+    unit.optionxform = str  # type: ignore[assignment,method-assign]
+    text = (DEPLOY / "systemd" / "pd-handoff.service").read_text()
+    unit.read_string(text)
+    environment = dict(line.split("=", 2)[1:] for line in text.splitlines() if line.startswith("Environment="))
+    settings = settings_of([], environment)
+    assert settings.listen == ("unix:/run/pd-handoff/socket",)
+    assert settings.metrics_listen
+    assert float(unit["Service"]["TimeoutStopSec"]) > settings.grace
+    assert unit["Service"]["ExecStart"].endswith("pd-handoff serve")
+
+
+def test_the_image_starts_a_store() -> None:
+    text = (DEPLOY / "docker" / "Dockerfile").read_text()
+    environment = dict(re.findall(r"(PD_HANDOFF_\w+)=(\S+)", text))
+    assert settings_of([], environment).listen == ("127.0.0.1:50071", "unix:/run/pd-handoff/socket")
+    root = DEPLOY.parent
+    for line in re.findall(r"^COPY (?!--from)(.+) \S+$", text, re.MULTILINE):
+        assert all((root / name).exists() for name in line.split()), line
+    assert re.search(r"^USER 10001$", text, re.MULTILINE)
+
+
+def test_the_probe(start: Start, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    store = start()
+    assert probe([store.target]) == 0
+    monkeypatch.setenv("PD_HANDOFF_LISTEN", f"0.0.0.0:1, {store.target}")
+    assert probe([]) == 0
+    assert capsys.readouterr().out.count("SERVING") == 2
+    store.drain()
+    assert probe([store.target]) == 1
+    assert "UNAVAILABLE" in capsys.readouterr().err
