@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sysconfig
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -51,15 +51,22 @@ def run_serve(*arguments: str, environment: dict[str, str] | None = None) -> sub
 
 
 class ProcessStore:
-    """A running `pd-handoff serve`; end it by `stop`, `kill`, or leaving the context.
+    """A running `pd-handoff serve`; end it by `stop`, `kill`, or leaving the context. It listens `beside`, too.
 
     Attributes:
         events: its log events so far.
         target: where it listens.
     """
 
-    def __init__(self, listen: str, *, environment: dict[str, str] | None = None, **settings: Any) -> None:
-        arguments = flags(log_format="json", **settings)
+    def __init__(
+        self,
+        listen: str,
+        *,
+        environment: dict[str, str] | None = None,
+        beside: Sequence[str] = (),
+        **settings: Any,
+    ) -> None:
+        arguments = flags(log_format="json", **settings) + [f"--listen={address}" for address in beside]
         self.process = subprocess.Popen(
             [command("pd-handoff"), "serve", "--listen", listen, *arguments],
             env={**os.environ, **(environment or {})},
