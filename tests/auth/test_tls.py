@@ -77,6 +77,13 @@ def test_roles_by_certificate(start: Start, authority: Authority, tmp_path: Path
     assert outcome(store, authority, authority.issue("nobody-0", common_name="cn-0")) == "UNAUTHENTICATED"
 
 
+def test_a_spiffe_id_is_a_name(start: Start, authority: Authority, tmp_path: Path) -> None:
+    roles = access_file(tmp_path / "roles", "spiffe://fleet/ns/serving/sa/decode decode *")
+    store = start(**authority.settings(mutual=True), tls_roles=str(roles))
+    assert outcome(store, authority, authority.issue_uri("spiffe://fleet/ns/serving/sa/decode")) == "OK"
+    assert outcome(store, authority, authority.issue_uri("spiffe://fleet/ns/serving/sa/other")) == "UNAUTHENTICATED"
+
+
 def test_a_token_beside_a_certificate_decides(
     start: Start, authority: Authority, tmp_path: Path, token_file: Path
 ) -> None:

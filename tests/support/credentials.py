@@ -10,6 +10,9 @@ from typing import Any, NamedTuple
 
 import grpc
 import trustme
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 
 class Identity(NamedTuple):
@@ -39,6 +42,28 @@ class Authority:
         until = datetime.now(timezone.utc) + timedelta(days=-1 if expired else 365)
         certificate = self._ca.issue_cert(*names, common_name=common_name, not_after=until)
         return Identity(certificate.cert_chain_pems[0].bytes(), certificate.private_key_pem.bytes())
+
+    def issue_uri(self, uri: str) -> Identity:
+        """A certificate for a URI, such as a SPIFFE id."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        issuer = x509.load_pem_x509_certificate(self.root)
+        signer = serialization.load_pem_private_key(self._ca.private_key_pem.bytes(), None)
+        assert isinstance(signer, ec.EllipticCurvePrivateKey)
+        now = datetime.now(timezone.utc)
+        certificate = (
+            x509.CertificateBuilder()
+            .subject_name(x509.Name([]))
+            .issuer_name(issuer.subject)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - timedelta(days=1))
+            .not_valid_after(now + timedelta(days=1))
+            .add_extension(x509.SubjectAlternativeName([x509.UniformResourceIdentifier(uri)]), critical=True)
+            .sign(signer, hashes.SHA256())
+        )
+        pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
+        secret = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain)
+        return Identity(certificate.public_bytes(pem), secret)
 
     def install(self, identity: Identity) -> None:
         """Put a store's certificate and key in their place, each whole, one after the other."""
