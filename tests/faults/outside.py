@@ -12,6 +12,7 @@ from pd_handoff_server.config import Settings
 from pd_handoff_server.persistence.geometry import Geometry
 
 from tests.support.process import ProcessStore
+from tests.support.waits import eventually
 
 QUIET = {"log_level": "info", "metrics_listen": "127.0.0.1:0", "drain_notice": 0.05, "grace": 5}
 """Settings of a store that shows its metrics; the address is in its log."""
@@ -19,7 +20,12 @@ QUIET = {"log_level": "info", "metrics_listen": "127.0.0.1:0", "drain_notice": 0
 
 def metrics(store: ProcessStore) -> dict[str, float]:
     """Every series by name and labels, as Prometheus would read it: `pd_handoff_waiters{kind="slot"}`."""
-    (address,) = (event["metrics"] for event in store.events if event.get("event") == "serving")
+
+    def told() -> list[str]:
+        return [event["metrics"] for event in store.events if event.get("event") == "serving"]
+
+    eventually(lambda: bool(told()), "the store tells its addresses")
+    (address,) = told()
     with urllib.request.urlopen(f"http://{address}/metrics", timeout=20) as answer:
         lines = answer.read().decode().splitlines()
     return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[:1] != "#")}
