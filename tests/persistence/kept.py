@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pd_handoff_server.arena.arena import DamagedRowError
 from pd_handoff_server.arena.layout import Layout, Limits
 from pd_handoff_server.lifecycle import Handoff, Lifecycle, Policy, State, TokenMint, Tombstone
 from pd_handoff_server.persistence.restart import Persistence
@@ -127,8 +128,12 @@ class Kept:
     def _live(self, handoff: Handoff) -> dict[str, Any]:
         plain = {name: getattr(handoff, name) for name in Handoff.__slots__ if name not in ("answer", "queued_at")}
         plain["readers"] = sorted(handoff.readers)
-        reserved = handoff.state is State.RESERVED
-        plain["image"] = None if reserved else self.arena.read(handoff.slot, handoff.generation)
+        plain["image"] = None
+        if handoff.state is not State.RESERVED:
+            try:
+                plain["image"] = self.arena.read(handoff.slot, handoff.generation)
+            except DamagedRowError:
+                plain["image"] = "damaged"  # as no successor shows it
         return plain
 
     def residue(self) -> list[int]:

@@ -176,6 +176,35 @@ def test_a_maker_that_was_killed_leaves_nothing_in_the_way(path: Path) -> None:
         path.unlink()
 
 
+class Killed(BaseException):
+    """The process ends here."""
+
+
+@pytest.mark.parametrize("system_call", range(1, 7))
+def test_death_while_a_file_is_made(path: Path, monkeypatch: pytest.MonkeyPatch, system_call: int) -> None:
+    """Before any of the system calls that make it, and after the last but the one that completes it."""
+    left = system_call
+
+    def mortal(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if not left:
+                raise Killed
+            return function(*arguments)
+
+        return call
+
+    for name in ("ftruncate", "pwrite", "posix_fallocate"):
+        monkeypatch.setattr(os, name, mortal(getattr(os, name)))
+    with pytest.raises(Killed):
+        Kept(path)
+    monkeypatch.undo()
+    kept = Kept(path)
+    assert kept.report.fresh
+    assert kept.restart().report.fresh is False
+
+
 # -- damage ------------------------------------------------------------------------------------------------------------
 
 Hole = tuple[int, bytes]
