@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -131,6 +132,17 @@ def test_too_small_a_file_system_is_found_at_once(path: Path, monkeypatch: pytes
         with pytest.raises(ArenaFileError, match=r"needs [\d,]+ bytes and its file system has [\d,]+ left"):
             Kept(path)
     assert path.stat().st_size == 0
+    Kept(path).close()
+
+
+def test_a_file_system_that_maps_nothing_is_said(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_device(*_: object) -> None:
+        raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(mmap, "mmap", no_device)
+        with pytest.raises(ArenaFileError, match=r"cannot use .*: No such device; choose another"):
+            Kept(path)
     Kept(path).close()
 
 

@@ -44,8 +44,11 @@ class ArenaFile:
             self.memory = memoryview(self._map)
             if found is None:
                 self._fill(boot)
-        except BaseException:
+        except BaseException as error:
             self.close()
+            if isinstance(error, OSError):
+                reason = f"cannot use {path}: {error.strerror}; choose another --arena-file, best in tmpfs"
+                raise ArenaFileError(reason) from None
             raise
 
     def _read(self, boot: str) -> Superblock | None:
