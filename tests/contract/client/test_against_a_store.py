@@ -266,3 +266,34 @@ async def test_edge_rooms(connect: Any, room: int, request: pytest.FixtureReques
     prefill, decode = connect("PrefillClient", namespace=namespace), connect("DecodeClient", namespace=namespace)
     await prefill.put_once(Key(room), PLAIN)
     assert (await decode.get(Key(room))).record == PLAIN
+
+
+async def test_put_soon(connect: Any, room: int) -> None:
+    prefill, decode = connect("PrefillClient"), connect("DecodeClient")
+    held = [await prefill.reserve(Key(room, sample)) for sample in range(20)]
+    waiting = [asyncio.ensure_future(decode.get(Key(room, sample), max_wait=60)) for sample in range(20)]
+    futures = [prefill.raw.put_soon(one, PLAIN) for one in held]
+    await prefill.close()
+    assert [(await one).record for one in waiting] == [PLAIN] * 20
+    assert all(one.done() and not one.exception() for one in futures)
+
+
+async def test_batches_larger_than_the_store_takes(connect: Any, room: int) -> None:
+    prefill, decode = connect("PrefillClient"), connect("DecodeClient")
+    keys = [Key(room, sample) for sample in range(150)]
+    held = [*await prefill.reserve_many(keys[:100]), *await prefill.reserve_many(keys[100:])]
+    assert not [one for one in await prefill.put_many([(one, PLAIN) for one in held]) if isinstance(one, Exception)]
+    found = await decode.get_many(keys, max_wait=60)
+    assert [one.record for one in found] == [PLAIN] * 150
+
+
+async def test_a_waiting_get_holds_up_nothing(connect: Any, room: int) -> None:
+    prefill, decode = connect("PrefillClient"), connect("DecodeClient")
+    waiting = [asyncio.ensure_future(decode.get(Key(room, sample), max_wait=60)) for sample in range(5)]
+    for sample in range(50, 100):
+        await prefill.put_once(Key(room, sample), PLAIN)
+        assert (await decode.get(Key(room, sample))).record == PLAIN
+    assert not any(one.done() for one in waiting)
+    for sample in range(5):
+        await prefill.put_once(Key(room, sample), PLAIN)
+    assert [(await one).record for one in waiting] == [PLAIN] * 5
