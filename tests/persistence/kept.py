@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from pd_handoff_server.store.embedded import EmbeddedStore
 
 from tests.support.clock import FakeClock
 
+LONG = os.environ.get("PD_HANDOFF_TEST_PROFILE") == "long"
 SECOND = 1_000_000_000
 BOOT = "11111111-2222-3333-4444-555555555555"
 LIMITS = Limits(

@@ -20,7 +20,7 @@ from pd_handoff_server.persistence.superblock import MAGIC, Superblock
 
 from tests.support.records import full, numbered
 
-from .kept import BOOT, LIMITS, SECOND, Kept, ignore, policy
+from .kept import BOOT, LIMITS, LONG, SECOND, Kept, ignore, policy
 
 
 @pytest.fixture
@@ -254,7 +254,9 @@ def check_damaged(kept: Kept, copy: Path) -> bool:
     return False
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=3_000 if LONG else 300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(data=st.data())
 def test_damage_is_refused_or_safe(full_store: Kept, data: st.DataObject) -> None:
     geometry = full_store.persistence._file.geometry

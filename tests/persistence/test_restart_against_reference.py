@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from tests.property.catalogue import LIMITS
 from tests.property.pair import Pair
 from tests.property.test_store_against_reference import StoreAgainstReference
 
-from .kept import BOOT
+from .kept import BOOT, LONG
 
 
 class KilledPair(Pair):
@@ -100,7 +99,6 @@ class StoreAcrossRestarts(StoreAgainstReference):
 
 
 TestStoreAcrossRestarts = StoreAcrossRestarts.TestCase
-_LONG = os.environ.get("PD_HANDOFF_TEST_PROFILE") == "long"
 TestStoreAcrossRestarts.settings = settings(
-    max_examples=5_000 if _LONG else 60, stateful_step_count=60 if _LONG else 40, deadline=None
+    max_examples=2_000 if LONG else 60, stateful_step_count=60 if LONG else 40, deadline=None
 )

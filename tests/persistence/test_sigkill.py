@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from .kept import LONG
+
 REPOSITORY = Path(__file__).parents[2]
-ROUNDS = int(os.environ.get("PD_HANDOFF_TEST_KILLS", "60"))
+ROUNDS = 2_000 if LONG else 60
 
 
 @pytest.mark.timeout(60 + ROUNDS)
