@@ -80,6 +80,8 @@ class Lane:
             try:
                 fate(course)
             except (CallFailed, AssertionError) as error:
+                if stop():
+                    return
                 self._wrong(course, f"{fate.__name__}: {error}")
             self.report.count("hand-offs")
             self.used.append((course, course.token))
@@ -147,6 +149,8 @@ class Lane:
             steps.release(course.which, token=course.token)
             steps.release(course.which, token=course.token)
             self._refused(course, "ALREADY_CONSUMED", self._get, course)
+            steps.put(course.which, course.token, course.record)
+            self._refused(course, "RECORD_IMMUTABLE", self._put_other, course)
 
     def strangers(self, course: Course) -> None:
         """Tokens that are not this reservation's: of ended ones, of its own under other keys, damaged and invented."""

@@ -31,6 +31,9 @@ LANES = 9
 MINUTES = 60
 """After so long it ends as a fault, however far it has come."""
 
+ENOUGH = 5
+"""Faults after which nothing that follows says more."""
+
 
 class BatchLane(Lane):
     """Several hand-offs at a time, in real batches: reserved whole or not at all."""
@@ -42,6 +45,8 @@ class BatchLane(Lane):
             try:
                 self._batch(caller, courses)
             except (CallFailed, AssertionError) as error:
+                if stop.is_set():
+                    return
                 self.report.fault(f"a batch of {[course.key for course in courses]}: {error}")
             self.report.count("hand-offs", len(courses))
             self.report.count("in batches", len(courses))
@@ -89,7 +94,7 @@ def _lanes(store: ProcessStore, options: Options, count: int, report: Report) ->
     told = 0
     while any(thread.is_alive() for thread in threads) and not ending.is_set():
         for thread in threads:
-            thread.join(0.5)
+            thread.join(0.2)
         done = sum(lane.report.figures.get("hand-offs", 0) for lane in lanes)
         if done - told >= 5_000:
             told = done
@@ -97,6 +102,11 @@ def _lanes(store: ProcessStore, options: Options, count: int, report: Report) ->
         if time.monotonic() - began > MINUTES * 60:
             report.fault(f"not done in {MINUTES} minutes")
             ending.set()
+        if sum(len(lane.report.faults) for lane in lanes) >= ENOUGH:
+            ending.set()
+    if ending.is_set():
+        store.process.kill()  # so that no lane waits for what never comes
+        store.process.wait(30)
     for thread in threads:
         thread.join(2 * WAIT)
         report.expect(not thread.is_alive(), f"{thread.name} hangs")
@@ -119,6 +129,9 @@ def run(options: Options) -> Report:
     }
     with ProcessStore(f"unix:{options.directory / 's'}", **settings).wait() as store:
         _lanes(store, options, options.times(short=1_800, long=100_000), report)
+        if store.process.poll() is not None:
+            report.expect(bool(report.faults), "the store has ended")
+            return report
         steps = store.steps()
         report.expect(steps.free == SLOTS, f"{SLOTS - steps.free} slots lost")
         report.count("slots lost", SLOTS - steps.free)

@@ -1,0 +1,228 @@
+"""What each guard is for: it is removed from a copy of the service, and the harness must notice.
+
+For each guard one small edit of the source, made in a copy that nothing else uses; then the scenario or test that is to
+catch it runs against that copy. First each of these runs against a copy without any edit, where it must find nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from .common import Options, Report, Scenario
+from .fleet import REPOSITORY
+
+PACKAGE = Path("service/pd_handoff_server")
+SECONDS = 300
+"""Given to one scenario or test."""
+
+SOAK = ("tests.faults", "soak", "--short", "--rounds", "450")
+CLOCK = ("tests.faults", "clock", "--short")
+NETWORK = ("tests.faults", "network", "--short")
+PYTEST = ("pytest", "-q", "-p", "no:cacheprovider", "--no-header")
+CRASHES = (
+    *PYTEST,
+    "tests/persistence/test_crash_points.py::test_death_at_any_moment_leaves_a_call_done_or_not_done",
+)
+
+
+@dataclass(frozen=True)
+class Guard:
+    """One guard and how it is removed.
+
+    Attributes:
+        name: of what it guards.
+        file: below the service's package.
+        found: a regular expression of the guard, wherever it stands in that file.
+        instead: what takes its place.
+        caught_by: the module to run, with its arguments.
+        short: removed in the short form, too.
+    """
+
+    name: str
+    file: str
+    found: str
+    instead: str
+    caught_by: tuple[str, ...] = SOAK
+    short: bool = False
+
+    def remove(self, package: Path) -> None:
+        """Edit the copy. Raises LookupError when the guard is not where it was."""
+        path = package / self.file
+        edited, count = re.subn(self.found, self.instead, path.read_text())
+        if not count:
+            raise LookupError(f"{self.name}: {self.file} has nothing like {self.found}")
+        path.write_text(edited)
+
+
+GUARDS = (
+    Guard(
+        "a token must be equal, not merely of a live key",
+        "lifecycle/machine.py",
+        r"if live is not None and live\.token == token:",
+        "if live is not None:",
+        short=True,
+    ),
+    Guard(
+        "a row must be of the generation that is read",
+        "arena/arena.py",
+        r"if written != generation or not 0 < size",
+        "if not 0 < size",
+    ),
+    Guard(
+        "a row must match its checksum",
+        "arena/arena.py",
+        r"if zlib\.crc32\(image\) != checksum:",
+        "if False:",
+    ),
+    Guard(
+        "a freed row is scrubbed",
+        "arena/arena.py",
+        r"self\._rows\[body : body \+ size\] = bytes\(size\)",
+        "pass",
+        short=True,
+    ),
+    Guard(
+        "what readers see never changes (compared with the row)",
+        "store/embedded.py",
+        r"if self\._read_row\(holder\) != draft\.image:",
+        "if False:",
+    ),
+    Guard(
+        "a repeated Put of what has ended must have its digest",
+        "store/embedded.py",
+        r"if measure\(record, self\._layout\)\.digest\(\) == ended\.digest:",
+        "if True:",
+    ),
+    Guard(
+        "an ended hand-off leaves a tombstone",
+        "lifecycle/machine.py",
+        r"self\._bury\(tombstone\)",
+        "pass",
+    ),
+    Guard(
+        "the first terminal state wins (Abort after the last reader)",
+        "lifecycle/machine.py",
+        r"if live\.state is State\.CONSUMED:\n(\s+)return False",
+        r"if False:\n\1return False",
+    ),
+    Guard(
+        "a lower attempt is refused beside a higher one",
+        "lifecycle/admission.py",
+        r"if spec\.attempt < live\.attempt:",
+        "if False:",
+    ),
+    Guard(
+        "the row is written before the hand-off is published",
+        "store/embedded.py",
+        r"(self\._arena\.write\((\w+)\.slot, \2\.generation, draft\))(\n\s+)(self\._lifecycle\.publish\(\2\))",
+        r"\4\3\1",
+        CRASHES,
+    ),
+    Guard(
+        "a consumed record can be read again, should its answer be lost",
+        "lifecycle/machine.py",
+        r"handoff\.deadline = ([\w.()]+) \+ self\.policy\.consumed_grace",
+        r"handoff.deadline = \1",
+        NETWORK,
+    ),
+    Guard(
+        "leases count by a clock that nobody sets",
+        "lifecycle/clock.py",
+        r"staticmethod\(time\.monotonic_ns\)",
+        "staticmethod(time.time_ns)",
+        CLOCK,
+    ),
+    Guard(
+        "a lease ends when its time is over",
+        "lifecycle/machine.py",
+        r"(self\._end\(handoff, Outcome\.COMPLETED if handoff\.state is State\.CONSUMED)",
+        r"handoff.state is State.RESERVED or \1",
+        (*PYTEST, "tests/unit/service/test_store.py::test_everything_ends_by_the_timer_alone"),
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended: `noticed`, and by what first sentence."""
+
+    noticed: bool
+    sentence: str
+
+
+def attempt(directory: Path, guard: Guard | None, caught_by: tuple[str, ...]) -> Outcome:
+    """Run a scenario or test against a copy without this guard. Raises LookupError, RuntimeError."""
+    copy = directory / "copy"
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(REPOSITORY / PACKAGE, copy / PACKAGE.name, ignore=shutil.ignore_patterns("__pycache__"))
+    if guard is not None:
+        guard.remove(copy / PACKAGE.name)
+    environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
+    where = "import pd_handoff_server as package; print(package.__file__)"
+    shown = _run(["-c", where], environment).stdout.strip()
+    if not shown.startswith(str(copy)):
+        raise RuntimeError(f"the copy is not what runs, but {shown}")
+    done = _run(["-m", *caught_by], environment)
+    if done.returncode == 0:
+        return Outcome(False, "")
+    lines = [line.strip() for line in (done.stdout + done.stderr).splitlines()]
+    told = [line for line in lines if line.startswith(("FAULT", "E ", "AssertionError", "tests.support.failures"))]
+    if done.returncode != 1 or not told:
+        raise RuntimeError(f"{caught_by} ended with {done.returncode}: {lines[-3:]}")
+    return Outcome(True, told[0].removeprefix("FAULT").removeprefix("E ").strip())
+
+
+def _run(arguments: list[str], environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=REPOSITORY,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+
+
+def run(options: Options) -> Report:
+    """Every guard; in the short form that each is where it was, and two of them removed."""
+    report = Report()
+    chosen = [guard for guard in GUARDS if guard.short or not options.short]
+    if options.short:
+        copy = options.directory / "all"
+        shutil.copytree(REPOSITORY / PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+        for guard in GUARDS:
+            try:
+                guard.remove(copy)
+            except LookupError as missing:
+                report.fault(str(missing))
+            report.count("guards found")
+    else:
+        for caught_by in dict.fromkeys(guard.caught_by for guard in GUARDS):
+            outcome = attempt(options.directory, None, caught_by)
+            report.expect(not outcome.noticed, f"{' '.join(caught_by)} fails with every guard: {outcome.sentence}")
+            report.count("runs with every guard in place")
+    for guard in chosen:
+        try:
+            outcome = attempt(options.directory, guard, guard.caught_by)
+        except (LookupError, RuntimeError, subprocess.TimeoutExpired) as failed:
+            report.fault(f"{guard.name}: {failed}")
+            continue
+        ending = "caught" if outcome.noticed else "NOT CAUGHT"
+        options.say(f"| {guard.name} | {_title(guard)} | {ending}: {outcome.sentence[:110]} |")
+        report.expect(outcome.noticed, f"not noticed: {guard.name}")
+        report.count("guards removed and missed")
+    return report
+
+
+def _title(guard: Guard) -> str:
+    return guard.caught_by[1] if guard.caught_by[0] == "tests.faults" else guard.caught_by[-1].rpartition("/")[2]
+
+
+SCENARIO = Scenario("guards", "guards removed from a copy of the service, one by one: each must be missed", run)
