@@ -129,6 +129,7 @@ def split(data: bytes) -> tuple[int, int, bytes]:
         at = call_id = 0
         if data[0] == 0x08:
             call_id, at = _varint(data, 1)
+            call_id &= 0xFFFFFFFFFFFFFFFF
         tag = data[at]
         size, start = _varint(data, at + 1)
         if tag & 7 == 2 and start + size == len(data) and tag >> 3 in _METHODS:
@@ -152,7 +153,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
         at += 1
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
-            return value & 0xFFFFFFFFFFFFFFFF, at
+            return value, at
         shift += 7
         if shift > 63:
             raise IndexError

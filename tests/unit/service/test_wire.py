@@ -145,6 +145,8 @@ def test_split_survives_damage(request: pb.SessionRequest, data: st.DataObject) 
 @example(b"\x08\x85\x00\x22\x00")  # a call id longer than it need be
 @example(b"\x08\x05\x22\x80\x00")  # a length longer than it need be
 @example(b"\x08" + b"\xff" * 9 + b"\x01\x22\x00")
+@example(b"\x08" + b"\xff" * 9 + b"\x7f\x22\x00")  # a call id of more than 64 bits
+@example(b"\x08\x05\x22" + b"\x80" * 9 + b"\x02")  # a length of more than 64 bits
 @example(b"\x08" + b"\xff" * 20)
 @example(b"\x08\x05\x22\x00\x4a\x01x")  # a field of a newer schema behind
 @example(b"\x4a\x01x\x08\x05\x22\x00")
