@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from .draft import Draft, image_digest
-from .layout import HEADER, Layout
+from .layout import HEADER, HEADER_START, Layout
 
 _HEADER_DTYPE: Final = np.dtype(
     [
@@ -74,7 +74,7 @@ class Arena:
             DamagedRowError: the row is of another generation, or no longer what was written.
         """
         start = slot * self.layout.row_bytes
-        written, size, checksum, *_ = HEADER.unpack_from(self._rows, start)
+        written, size, checksum = HEADER_START.unpack_from(self._rows, start)
         if written != generation or not 0 < size <= self.layout.image_bytes:  # no record is empty, zeroed memory is
             raise DamagedRowError(slot)
         body = start + HEADER.size

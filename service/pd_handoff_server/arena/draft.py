@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from operator import gt
 from typing import Final
 
 from pd_handoff.v1 import record_pb2
@@ -44,6 +43,8 @@ PRESENCE: Final = {
 _NEGATIVE = b"\xff\xff\xff\xff\x01"
 
 Violations = list[tuple[str, str]]
+Shape = tuple[int, int, tuple[int, ...]]
+"""Presence, the token with the widest top logprobs, and widths, as in `Draft`."""
 
 
 class Draft:
@@ -83,6 +84,86 @@ def measure(record: record_pb2.HandoffRecord, layout: Layout) -> Draft:
             width over its limit. Form comes before widths, as the contract orders it.
     """
     image = record.SerializeToString()
+    shape = _glance(record, image)
+    if shape is None:
+        shape = _examine(record, image)
+    presence, top_index, widths = shape
+    tokens, top, listed, mask, topk, dsa, info, hidden = widths
+    limits = layout.widths
+    if (
+        top > limits[1]
+        or tokens > limits[0]
+        or listed > limits[2]
+        or mask > limits[3]
+        or topk > limits[4]
+        or dsa > limits[5]
+        or info > limits[6]
+        or hidden > limits[7]
+    ):
+        check_widths(widths, layout, token_index=top_index)
+    if len(image) > layout.image_bytes:
+        what = f"carries {len(image)} bytes where its known fields take at most {layout.image_bytes}; upgrade the store"
+        raise refusal.invalid("INVALID_RECORD", [("record", what)])
+    return Draft(image, presence, widths)
+
+
+def _glance(record: record_pb2.HandoffRecord, image: bytes) -> Shape | None:
+    """The shape of a record with which nothing is wrong; None when that takes `_examine`, which finds the words for it.
+
+    Every Put pays for this: one look at each part, in the order of the fields, and no list of violations.
+    """
+    presence = tokens = top = top_index = listed = mask = topk = dsa = info = hidden = 0
+    for token in record.tokens:
+        if token.HasField("top_logprobs"):
+            logprobs = token.top_logprobs
+            width = len(logprobs.token_ids)
+            if width != len(logprobs.values):
+                return None
+            if width > top:
+                top, top_index = width, tokens
+        if token.HasField("token_ids_logprobs"):
+            logprobs = token.token_ids_logprobs
+            width = len(logprobs.token_ids)
+            if width != len(logprobs.values):
+                return None
+            listed = width if width > listed else listed
+        tokens += 1
+    has = record.HasField
+    if has("cached_tokens"):
+        presence = 1
+    if has("modality_tokens"):
+        presence |= 2
+    if has("sampling_mask"):
+        presence |= 4
+        part = record.sampling_mask
+        mask = len(part.token_ids)
+        if len(part.logprobs) not in {0, mask}:
+            return None
+    if has("speculative"):
+        presence |= 8
+        found: Violations = []
+        topk, dsa, hidden = _check_speculative(record.speculative, found)
+        if found:
+            return None
+    if has("kv_checksum"):
+        presence |= 16
+    if has("finish_reason"):
+        presence |= 32
+        if record.finish_reason not in _FINISH_REASONS:
+            return None
+    if has("reasoning_tokens"):
+        presence |= 64
+    if has("customized_info"):
+        presence |= 128
+        info = len(record.customized_info)
+    # Ids come before the hidden states, of whose bytes any combination is legal.
+    if not tokens or image.find(_NEGATIVE, 0, len(image) - hidden) >= 0:
+        return None
+    return presence, top_index, (tokens, top, listed, mask, topk, dsa, info, hidden)
+
+
+def _examine(record: record_pb2.HandoffRecord, image: bytes) -> Shape:
+    """The closer look. Raises Refusal INVALID_RECORD with one violation a field."""
     found: Violations = []
     top, top_index, listed = _check_tokens(record, found)
     mask_width = topk = dsa = info = hidden = 0
@@ -105,13 +186,7 @@ def measure(record: record_pb2.HandoffRecord, layout: Layout) -> Draft:
         _check_ids(record, found)
     if found:
         raise refusal.invalid("INVALID_RECORD", found)
-    widths = (len(record.tokens), top, listed, mask_width, topk, dsa, info, hidden)
-    if any(map(gt, widths, layout.widths)):
-        check_widths(widths, layout, token_index=top_index)
-    if len(image) > layout.image_bytes:
-        what = f"carries {len(image)} bytes where its known fields take at most {layout.image_bytes}; upgrade the store"
-        raise refusal.invalid("INVALID_RECORD", [("record", what)])
-    return Draft(image, presence, widths)
+    return presence, top_index, (len(record.tokens), top, listed, mask_width, topk, dsa, info, hidden)
 
 
 def check_widths(widths: tuple[int, ...], layout: Layout, *, token_index: int | None = None) -> None:

@@ -16,6 +16,9 @@ ALIGNMENT = 64
 HEADER = struct.Struct("<QIIIIIIIIIIQ")
 """generation, image bytes, checksum, presence, then the record's widths in the order of `Limits`."""
 
+HEADER_START = struct.Struct("<QII")
+"""Its first three."""
+
 _TAG = 1  # every field number of the record is below 16
 _ID = 5  # a non-negative int32 as varint
 _INT = 10  # any int32, int64 or uint64 as varint

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import heapq
-from typing import Generic, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
+
+NEVER: Final = 1 << 63
+"""Later than any deadline, in nanoseconds."""
 
 
 class Timed(Protocol):
@@ -21,9 +24,14 @@ class Deadlines(Generic[T]):
 
     Dead entries are swept out once they outnumber the living, so the heap stays within twice the items plus a constant,
     whatever callers do.
+
+    Attributes:
+        due: a moment at or before the earliest deadline; NEVER when nothing is followed. Kept up to date, since it is
+            looked at with each call.
     """
 
     def __init__(self) -> None:
+        self.due = NEVER
         self._heap: list[tuple[int, int, T]] = []
         self._serial = 0
         self._live = 0
@@ -40,6 +48,7 @@ class Deadlines(Generic[T]):
         item.queued_at = deadline
         self._serial += 1
         heapq.heappush(self._heap, (deadline, self._serial, item))
+        self.due = min(self.due, deadline)
         if len(self._heap) > 2 * self._live + 1024:
             self._sweep()
 
@@ -52,6 +61,11 @@ class Deadlines(Generic[T]):
 
     def pop_due(self, now: int) -> T | None:
         """The next item whose deadline has come, no longer followed; None when nothing is due."""
+        item = self._pop_due(now)
+        self.due = self._heap[0][0] if self._heap else NEVER
+        return item
+
+    def _pop_due(self, now: int) -> T | None:
         heap = self._heap
         while heap and heap[0][0] <= now:
             at, _, item = heapq.heappop(heap)
@@ -70,7 +84,7 @@ class Deadlines(Generic[T]):
 
     def next(self) -> int | None:
         """A moment at or before the earliest deadline; None when nothing is followed."""
-        return self._heap[0][0] if self._heap else None
+        return None if self.due == NEVER else self.due
 
     def _sweep(self) -> None:
         kept: dict[int, tuple[int, int, T]] = {}
@@ -79,6 +93,7 @@ class Deadlines(Generic[T]):
                 kept[id(entry[2])] = entry
         self._heap = list(kept.values())
         heapq.heapify(self._heap)
+        self.due = self._heap[0][0] if self._heap else NEVER
 
     def __len__(self) -> int:
         """Entries held, dead ones included."""

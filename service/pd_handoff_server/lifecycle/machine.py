@@ -26,7 +26,7 @@ class Lifecycle:
 
     Time comes from `clock`; whatever is overdue ends before a call is judged, so a late timer changes no answer.
     `touched` collects the keys whose readers may have an answer now; the store takes and clears it. `published` counts
-    the hand-offs in that state.
+    the hand-offs in that state. `deadlines` and `outcomes` know what is due next.
     """
 
     def __init__(
@@ -47,11 +47,13 @@ class Lifecycle:
         self._mint = mint
         self._rows = rows
         self._observers = tuple(observers)
+        self._now = clock.monotonic()  # as of the last look for what is overdue, with which every call begins
         self.quotas = Quotas({}) if quotas is None else quotas
         self._live: dict[Key, Handoff] = {}
-        self._tombstones = Tombstones(policy.tombstones)
+        self._tombstones = self.outcomes = Tombstones(policy.tombstones)
         self._producers = Producers(policy.producers)
         self._deadlines: Deadlines[Handoff] = Deadlines()
+        self.deadlines = self._deadlines
         self._consumed: OrderedDict[int, Handoff] = OrderedDict()  # by slot, oldest first
         self._reserved_by: dict[tuple[str, str], dict[int, Handoff]] = {}  # by instance, then slot
 
@@ -68,7 +70,7 @@ class Lifecycle:
             known = self._producers.epoch((spec.key[0], producer[0]))
             if known is not None and producer[1] < known:
                 raise refusal.producer_restarted()
-        return judge(spec, self._live.get(spec.key), self._tombstones.newest(spec.key), self._clock.monotonic())
+        return judge(spec, self._live.get(spec.key), self._tombstones.newest(spec.key), self._now)
 
     def commit(self, plan: Plan, *, barge: bool = True) -> Handoff:
         """Carry out what `admit` allowed a moment ago: renew, or take a slot.
@@ -141,7 +143,7 @@ class Lifecycle:
             self._end(next(iter(self._consumed.values())), Outcome.COMPLETED)
         slot = self.slots.take()
         generation = self.slots.generations[slot]
-        now = self._clock.monotonic()
+        now = self._now
         token = self._mint.mint(slot, generation)
         handoff = Handoff(spec, slot, generation, token, self.policy.grant(spec.lease), now, self._clock.wall())
         self._live[spec.key] = handoff
@@ -236,14 +238,15 @@ class Lifecycle:
 
     def publish(self, handoff: Handoff) -> None:
         """The row of a RESERVED hand-off is written: let readers see it."""
-        now = self._clock.monotonic()
+        now = self._now
         handoff.state = State.PUBLISHED
         self.published += 1
         handoff.published_mono = now
         handoff.published_wall = self._clock.wall()
         handoff.deadline = now + self.policy.retention
         self._deadlines.watch(handoff)
-        self._unindex_producer(handoff)
+        if handoff.producer is not None:
+            self._unindex_producer(handoff)
         for observer in self._observers:
             observer.published(handoff)
         if len(handoff.readers) >= handoff.expected_readers:
@@ -281,7 +284,7 @@ class Lifecycle:
         self.published -= 1
         if self.quotas.limits:
             self.quotas.give(handoff.key[0])
-        handoff.deadline = self._clock.monotonic() + self.policy.consumed_grace
+        handoff.deadline = self._now + self.policy.consumed_grace
         self._deadlines.watch(handoff)
         self._consumed[handoff.slot] = handoff
 
@@ -354,13 +357,11 @@ class Lifecycle:
 
     def expire(self) -> None:
         """End whatever is overdue."""
-        now = self._clock.monotonic()
-        due = self._deadlines.next()
-        if due is not None and due <= now:
+        now = self._now = self._clock.monotonic()
+        if self._deadlines.due <= now:
             while (handoff := self._deadlines.pop_due(now)) is not None:
                 self._end(handoff, Outcome.COMPLETED if handoff.state is State.CONSUMED else Outcome.EXPIRED)
-        due = self._tombstones.next()
-        if due is not None and due <= now:
+        if self._tombstones.due <= now:
             for tombstone in self._tombstones.expire(now):
                 for observer in self._observers:
                     observer.forgotten(tombstone)

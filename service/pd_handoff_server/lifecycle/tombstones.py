@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 
+from .deadlines import NEVER
 from .model import Key, Tombstone
 
 
@@ -13,9 +14,14 @@ class Tombstones:
 
     By key only the newest attempt is found; by token every one that was not fenced by a higher attempt. An Abort ahead
     of its Reserve can be newer than an attempt that ends after it: once it is forgotten, the lower one is found again.
+
+    Attributes:
+        due: when the oldest is forgotten; NEVER when there is none. Kept up to date, since it is looked at with each
+            call.
     """
 
     def __init__(self, capacity: int) -> None:
+        self.due = NEVER
         self._capacity = capacity
         self._order: deque[Tombstone] = deque()
         self._by_key: dict[Key, Tombstone] = {}
@@ -41,6 +47,7 @@ class Tombstones:
             tombstone.live = False
             return [tombstone]
         self._order.append(tombstone)
+        self.due = self._order[0].deadline
         if tombstone.token:
             self._by_token[tombstone.token] = tombstone
         newest = self._by_key.get(tombstone.key)
@@ -66,11 +73,12 @@ class Tombstones:
             oldest = order.popleft()
             if self._unlink(oldest):
                 forgotten.append(oldest)
+        self.due = order[0].deadline if order else NEVER
         return forgotten
 
     def next(self) -> int | None:
         """When the oldest is forgotten; None when there is none."""
-        return self._order[0].deadline if self._order else None
+        return None if self.due == NEVER else self.due
 
     def _unlink(self, tombstone: Tombstone) -> bool:
         was_live, tombstone.live = tombstone.live, False

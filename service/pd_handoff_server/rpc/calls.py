@@ -84,7 +84,11 @@ class Calls:
         requests.refuse(found)
         call.key = spec.key
         call.weight = len(data)
-        answer = self._store.reserve(spec, call.patience(wait), _then(self._reserve_bytes, done), call)
+        later = done
+        if wait:
+            wait = call.patience(wait)
+            later = _then(self._reserve_bytes, done)
+        answer = self._store.reserve(spec, wait, later, call)
         return self._reserve_bytes(answer) if isinstance(answer, Handoff) else answer
 
     def _reserve_response(self, handoff: Handoff) -> pb.ReserveResponse:
@@ -133,7 +137,7 @@ class Calls:
         if call.principal is not None:
             call.permit("Put", request.key.namespace)
         found: Violations = []
-        key = requests.key_of(request.key, found, f"{where}key")
+        key = requests.key_of(request.key, found, where)
         call.key = key
         if not request.HasField("record"):
             found.append((f"{where}record", "is required"))
@@ -180,7 +184,7 @@ class Calls:
         if call.principal is not None:
             call.permit("Get", request.key.namespace)
         found: Violations = []
-        key = requests.key_of(request.key, found, f"{where}key")
+        key = requests.key_of(request.key, found, where)
         call.key = key
         wait = requests.wait_of(request, found, where)
         reader_id = requests.identifier(request.reader_id, f"{where}reader_id", found, required=request.consume)
@@ -188,8 +192,10 @@ class Calls:
         expected = request.expected_store_epoch
         if expected and expected != self._epoch:
             raise refusal.store_restarted(expected[:64], self._epoch)
-        later = _then(self._get_bytes, done)
-        wait = call.patience(wait)
+        later = done
+        if wait:
+            wait = call.patience(wait)
+            later = _then(self._get_bytes, done)
         answer = self._store.get(key, request.attempt, reader_id, request.consume, wait, later, call)
         return self._get_bytes(answer) if isinstance(answer, Reading) else answer
 

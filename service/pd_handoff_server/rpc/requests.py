@@ -31,14 +31,15 @@ def refuse(found: Violations) -> None:
         raise refusal.invalid("INVALID_REQUEST", found)
 
 
-def key_of(key: record_pb2.HandoffKey, found: Violations, where: str = "key") -> Key:
-    """(namespace, room, sample)."""
+def key_of(key: record_pb2.HandoffKey, found: Violations, where: str = "") -> Key:
+    """(namespace, room, sample); `where` the key stands, ending with a dot."""
     namespace = key.namespace
     if namespace and not _namespace(namespace):
-        found.append((f"{where}.namespace", "at most 128 of letters, digits, '.', '_' and '-' are legal"))
+        what = "at most 128 of letters, digits, '.', '_' and '-' are legal"
+        found.append((f"{where}key.namespace", what))
         return NO_KEY
     if not key.HasField("room"):
-        found.append((f"{where}.room", "is required; 0 is a room, leaving it out is not"))
+        found.append((f"{where}key.room", "is required; 0 is a room, leaving it out is not"))
         return NO_KEY
     return namespace, key.room, key.sample
 
@@ -76,7 +77,7 @@ def widths_of(widths: pb.Widths) -> tuple[int, ...]:
 def spec_of(request: pb.ReserveRequest, found: Violations, where: str = "", key: Key | None = None) -> Spec:
     """What a Reserve asks for; `key` is given when it is that of the Put around it."""
     if key is None:
-        key = key_of(request.key, found, f"{where}key")
+        key = key_of(request.key, found, where)
     owner = identifier(request.owner, f"{where}owner", found)
     lease = duration(request.lease, f"{where}lease", found) if request.HasField("lease") else None
     readers = request.expected_readers or 1

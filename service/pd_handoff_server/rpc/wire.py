@@ -6,6 +6,8 @@ everything else a Get does.
 
 from __future__ import annotations
 
+import functools
+
 from google.protobuf.timestamp_pb2 import Timestamp
 from pd_handoff.v1 import metadata_store_pb2 as pb
 
@@ -19,6 +21,11 @@ def varint(value: int) -> bytes:
     """A non-negative number as varint."""
     if value < 0x80:
         return bytes((value,))
+    if value < 0x4000:
+        return bytes((value & 0x7F | 0x80, value >> 7))
+    if 0x1000_0000 <= value < 0x8_0000_0000:  # seconds and nanoseconds of a moment
+        low, high = value & 0x7F | 0x80, value >> 28
+        return bytes((low, value >> 7 & 0x7F | 0x80, value >> 14 & 0x7F | 0x80, value >> 21 & 0x7F | 0x80, high))
     out = bytearray()
     while value >= 0x80:
         out.append(value & 0x7F | 0x80)
@@ -37,9 +44,32 @@ def timestamp(wall: int) -> Timestamp:
     return Timestamp(seconds=wall // _SECOND, nanos=wall % _SECOND)
 
 
+_second = (0, b"")  # the last one seen, and how it is encoded: most moments share it with the one before
+
+
+def _stamp(tag: int, wall: int) -> bytes:
+    """A Timestamp as the field of this tag."""
+    global _second  # noqa: PLW0603 - a pair that is replaced whole
+    second, nanos = divmod(wall, _SECOND)
+    known, encoded = _second
+    if known != second:
+        encoded = b"\x08" + varint(second) if second else b""
+        _second = (second, encoded)
+    if nanos:
+        encoded += b"\x10" + varint(nanos)
+    return bytes((tag, len(encoded))) + encoded
+
+
+@functools.cache
+def _ends(epoch: str) -> tuple[bytes, bytes]:
+    """How each PutResponse and each GetResponse of a store ends."""
+    put, get = pb.PutResponse(store_epoch=epoch), pb.GetResponse(store_epoch=epoch)
+    return put.SerializeToString(), get.SerializeToString()
+
+
 def put_response(published_wall: int, epoch: str) -> bytes:
     """A PutResponse."""
-    return pb.PutResponse(published_at=timestamp(published_wall), store_epoch=epoch).SerializeToString()
+    return _stamp(0x0A, published_wall) + _ends(epoch)[0]
 
 
 def get_response(reading: Reading, epoch: str) -> bytes:
@@ -53,9 +83,5 @@ def get_response(reading: Reading, epoch: str) -> bytes:
 
 
 def _rest(handoff: Handoff, epoch: str) -> bytes:
-    return pb.GetResponse(
-        attempt=handoff.attempt,
-        reserved_at=timestamp(handoff.reserved_wall),
-        published_at=timestamp(handoff.published_wall),
-        store_epoch=epoch,
-    ).SerializeToString()
+    rest = _stamp(0x1A, handoff.reserved_wall) + _stamp(0x22, handoff.published_wall) + _ends(epoch)[1]
+    return b"\x10" + varint(handoff.attempt) + rest if handoff.attempt else rest

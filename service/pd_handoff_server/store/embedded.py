@@ -16,10 +16,15 @@ from pd_handoff_server.arena.draft import Draft, check_widths, measure
 from pd_handoff_server.lifecycle import Failure, Handoff, Key, Lifecycle, Outcome, Spec, State, Tombstone, reader_mark
 from pd_handoff_server.lifecycle.admission import outcome_refusal
 from pd_handoff_server.lifecycle.clock import Clock
+from pd_handoff_server.lifecycle.deadlines import NEVER
 from pd_handoff_server.refusal import Refusal
 
 from .interface import LIVE_STATES, Census, Done, Facts, Origin, Parked, Reading, Sight, state_word
 from .waiting import Claimant, Reader, Waiter, Waiting
+
+
+def _nothing() -> None:
+    """What is done where nothing has to be."""
 
 
 class _Inside:
@@ -40,8 +45,8 @@ class _Inside:
 class EmbeddedStore:
     """Implements `Store`. One thread at a time is inside; completions run after the lock is released.
 
-    `alarm` is called (locked) when something is due earlier than the moment that `tick` last returned, `commit` (locked)
-    before anybody learns of a change, `release_memory` when no call follows any more.
+    `alarm` is called (locked) when something is due earlier than the moment that `tick` last returned, `commit`
+    (locked) before anybody learns of a change, `release_memory` when no call follows any more.
     """
 
     def __init__(
@@ -66,11 +71,11 @@ class EmbeddedStore:
         self._waiting = Waiting()
         self._answers: deque[tuple[Done, Any]] = deque()
         self._draining = False
-        self._armed: int | None = 0  # when the ticker looks next; 0 until it first did
+        self._armed = 0  # when the ticker looks next; 0 until it first did
         self._lock = threading.Lock()
         self._inside = _Inside(self)
         self.alarm: Callable[[], None] = lambda: None
-        self.commit: Callable[[], None] = lambda: None
+        self.commit: Callable[[], None] = _nothing
         self.release_memory: Callable[[], None] = lambda: None
 
     def enter(self) -> None:
@@ -83,7 +88,8 @@ class EmbeddedStore:
             try:
                 self._settle()
             finally:
-                self.commit()
+                if self.commit is not _nothing:
+                    self.commit()
         finally:
             self._lock.release()
         while self._answers:
@@ -195,15 +201,20 @@ class EmbeddedStore:
 
     def put(self, key: Key, token: bytes, record: record_pb2.HandoffRecord) -> int:
         """See `Store`."""
-        with self._inside:
+        self._lock.acquire()
+        try:
             return self._put(self._lifecycle.holder(key, token), record)
+        finally:
+            self.leave()
 
     def _put(self, holder: Handoff | Tombstone, record: record_pb2.HandoffRecord) -> int:
         if isinstance(holder, Tombstone):
             return self._put_again_after_end(holder, record)
         draft = measure(record, self._layout)
         if holder.state is State.RESERVED:
-            return self._publish(holder, draft)
+            self._arena.write(holder.slot, holder.generation, draft)
+            self._lifecycle.publish(holder)
+            return holder.published_wall
         if self._read_row(holder) != draft.image:
             raise refusal.record_immutable()
         return holder.published_wall
@@ -259,7 +270,8 @@ class EmbeddedStore:
         origin: Origin | None = None,
     ) -> Reading | Parked:
         """See `Store`."""
-        with self._inside:
+        self._lock.acquire()
+        try:
             reading = self._read(key, attempt, reader_id, consume)
             if reading is not None:
                 return reading
@@ -268,6 +280,8 @@ class EmbeddedStore:
             self._refuse_draining()
             parts = (attempt, reader_id, consume)
             return self._park(Reader(key, self._until(max_wait), done, self._cancel, *parts), origin)
+        finally:
+            self.leave()
 
     def _read(self, key: Key, attempt: int, reader_id: str, consume: bool) -> Reading | None:
         handoff = self._lifecycle.find(key, attempt)
@@ -342,7 +356,7 @@ class EmbeddedStore:
     def _settle(self) -> None:
         """Answer whoever can be answered after a change, and have the ticker look when something is due earlier."""
         lifecycle, waiting = self._lifecycle, self._waiting
-        if len(waiting):
+        if waiting.count:
             while True:
                 touched, lifecycle.touched = lifecycle.touched, []
                 for key in touched:
@@ -352,8 +366,8 @@ class EmbeddedStore:
                     break
         elif lifecycle.touched:
             lifecycle.touched.clear()
-        due = self._next_deadline()
-        if due is not None and (self._armed is None or due < self._armed):
+        due = min(lifecycle.deadlines.due, lifecycle.outcomes.due, waiting.deadlines.due)
+        if due < self._armed:
             self._armed = due
             self.alarm()
 
@@ -450,7 +464,8 @@ class EmbeddedStore:
                     result = self._lifecycle.full(waiter.shelf if isinstance(waiter, Claimant) else None)
                 self._finish(waiter, result)
             self._settle()
-            self._armed = due = self._next_deadline()
+            due = self._next_deadline()
+            self._armed = NEVER if due is None else due
         return due
 
     def _next_deadline(self) -> int | None:

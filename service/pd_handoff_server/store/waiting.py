@@ -83,11 +83,14 @@ class Waiting:
     shelf of that namespace, so that they hold up nobody else.
 
     Attributes:
+        count: how many wait.
         claimants: how many wait for slots, on shelves too.
         weight: bytes that all of them keep in memory.
+        deadlines: when they give up.
     """
 
     def __init__(self) -> None:
+        self.count = 0
         self.claimants = 0
         self.weight = 0
         self._queue: OrderedDict[Claimant, None] = OrderedDict()
@@ -95,17 +98,16 @@ class Waiting:
         self._by_key: dict[Key, dict[Waiter, None]] = {}
         self._by_sharer: dict[str, dict[Waiter, None]] = {}
         self._burdens: dict[str, int] = {}
-        self._deadlines: Deadlines[Waiter] = Deadlines()
-        self._count = 0
+        self.deadlines: Deadlines[Waiter] = Deadlines()
         self._serial = 0
 
     def __len__(self) -> int:
         """How many wait."""
-        return self._count
+        return self.count
 
     def add(self, waiter: Waiter) -> None:
         """Park a call."""
-        self._count += 1
+        self.count += 1
         self.weight += waiter.weight
         for key in waiter.keys:
             self._by_key.setdefault(key, {})[waiter] = None
@@ -116,14 +118,14 @@ class Waiting:
             self._serial += 1
             waiter.serial = self._serial
             self._queue[waiter] = None
-        self._deadlines.watch(waiter)
+        self.deadlines.watch(waiter)
 
     def remove(self, waiter: Waiter) -> bool:
         """Take a call out; False when it was out already."""
         held = self._by_key.get(waiter.keys[0])
         if held is None or waiter not in held:
             return False
-        self._count -= 1
+        self.count -= 1
         self.weight -= waiter.weight
         for key in waiter.keys:
             _drop(self._by_key, key, waiter)
@@ -134,7 +136,7 @@ class Waiting:
         if isinstance(waiter, Claimant):
             self.claimants -= 1
             self._take_out(waiter)
-        self._deadlines.forget(waiter)
+        self.deadlines.forget(waiter)
         return True
 
     # -- the queue for slots -------------------------------------------------------------------------------------------
@@ -195,12 +197,12 @@ class Waiting:
 
     def due(self, now: int) -> Iterator[Waiter]:
         """Those whose wait has run out; each must be removed."""
-        while (waiter := self._deadlines.pop_due(now)) is not None:
+        while (waiter := self.deadlines.pop_due(now)) is not None:
             yield waiter
 
     def next(self) -> int | None:
         """A moment at or before the earliest deadline."""
-        return self._deadlines.next()
+        return self.deadlines.next()
 
     def everyone(self) -> list[Waiter]:
         """All of them, each once."""
