@@ -38,6 +38,7 @@ __all__ = ["App", "plan_main", "serve", "serve_main"]
 
 EXIT_OK, EXIT_USAGE, EXIT_FAILED = 0, 2, 1
 FEATURES = ("session",)
+_LARGEST_MESSAGE = (1 << 31) - 1
 
 
 class App:
@@ -146,8 +147,20 @@ def serve_main(argv: Sequence[str]) -> int:
     config.add_arguments(parser)
     try:
         settings = config.load(vars(parser.parse_args(list(argv))))
+        _check_messages(settings)
     except ConfigError as error:
         print(f"pd-handoff serve: {error}", file=sys.stderr)
         return EXIT_USAGE
     configure(settings.log_format, settings.log_level)
     return asyncio.run(serve(settings))
+
+
+def _check_messages(settings: Settings) -> None:
+    """Raises ConfigError when the largest legal batch would be a message that gRPC cannot carry."""
+    layout = Layout(settings.limits())
+    size = max_message_bytes(layout, settings.max_batch)
+    if size > _LARGEST_MESSAGE:
+        raise ConfigError(
+            f"--max-batch {settings.max_batch} records of up to {layout.image_bytes:,} bytes need messages of "
+            f"{size:,} bytes, and gRPC carries at most {_LARGEST_MESSAGE:,}; lower --max-batch, or the widths of a row"
+        )
