@@ -217,7 +217,7 @@ def run(options: Options) -> Report:
         ending = "caught" if outcome.noticed else "NOT CAUGHT"
         options.say(f"| {guard.name} | {_title(guard)} | {ending}: {outcome.sentence[:110]} |")
         report.expect(outcome.noticed, f"not noticed: {guard.name}")
-        report.count("guards removed and missed")
+        report.count("guards removed and noticed")
     return report
 
 
@@ -225,4 +225,4 @@ def _title(guard: Guard) -> str:
     return guard.caught_by[1] if guard.caught_by[0] == "tests.faults" else guard.caught_by[-1].rpartition("/")[2]
 
 
-SCENARIO = Scenario("guards", "guards removed from a copy of the service, one by one: each must be missed", run)
+SCENARIO = Scenario("guards", "guards removed from a copy of the service, one by one: each must be noticed", run)

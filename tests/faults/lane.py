@@ -62,26 +62,26 @@ class Lane:
     Attributes:
         report: its own, added to the scenario's when the lane ends.
         used: tokens of earlier hand-offs, none of which is good for anything any more.
+        stop: whether all is over already, so that what still fails says nothing.
     """
 
     number: int
     steps: Steps
     rng: random.Random
+    stop: Callable[[], bool]
     report: Report = field(default_factory=Report)
     used: list[tuple[Course, bytes]] = field(default_factory=list)
     _attempts: dict[tuple[str, int, int], int] = field(default_factory=dict)
 
-    def run(self, count: int, stop: Callable[[], bool]) -> None:
+    def run(self, count: int) -> None:
         """So many hand-offs. Whatever fails is a fault with its place; a few faults are enough to end a lane."""
         fates = (self.whole, self.aborted, self.expired, self.superseded)
-        while self.report.figures.get("hand-offs", 0) < count and len(self.report.faults) < 5 and not stop():
+        while self.report.figures.get("hand-offs", 0) < count and len(self.report.faults) < 5 and not self.stop():
             course = self.next_course()
             fate = self.rng.choices(fates, SHARES)[0]
             try:
                 fate(course)
             except (CallFailed, AssertionError) as error:
-                if stop():
-                    return
                 self._wrong(course, f"{fate.__name__}: {error}")
             self.report.count("hand-offs")
             self.used.append((course, course.token))
@@ -279,4 +279,5 @@ class Lane:
             self._wrong(course, sentence)
 
     def _wrong(self, course: Course, sentence: str) -> None:
-        self.report.fault(f"{course.key}, attempt {course.attempt}: {sentence}")
+        if not self.stop():
+            self.report.fault(f"{course.key}, attempt {course.attempt}: {sentence}")

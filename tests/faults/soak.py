@@ -38,14 +38,14 @@ ENOUGH = 5
 class BatchLane(Lane):
     """Several hand-offs at a time, in real batches: reserved whole or not at all."""
 
-    def run_batches(self, count: int, caller: Caller, stop: threading.Event) -> None:
+    def run_batches(self, count: int, caller: Caller) -> None:
         """So many hand-offs."""
-        while self.report.figures.get("hand-offs", 0) < count and not self.report.faults and not stop.is_set():
+        while self.report.figures.get("hand-offs", 0) < count and not self.report.faults and not self.stop():
             courses = list({course.key: course for course in (self.next_course() for _ in range(3))}.values())
             try:
                 self._batch(caller, courses)
             except (CallFailed, AssertionError) as error:
-                if stop.is_set():
+                if self.stop():
                     return
                 self.report.fault(f"a batch of {[course.key for course in courses]}: {error}")
             self.report.count("hand-offs", len(courses))
@@ -83,11 +83,11 @@ def _lanes(store: ProcessStore, options: Options, count: int, report: Report) ->
     for number in range(LANES):
         kind = KINDS[number % 3]
         caller = store.caller(kind)
-        lane = BatchLane(number, Steps(caller), options.random(f"lane {number}"))
+        lane = BatchLane(number, Steps(caller), options.random(f"lane {number}"), ending.is_set)
         lanes.append(lane)
-        work: Any = (lane.run, count // LANES + 1, ending.is_set)
+        work: Any = (lane.run, count // LANES + 1)
         if kind == BatchCaller.name and number > 2:
-            work = (lane.run_batches, count // LANES + 1, caller, ending)
+            work = (lane.run_batches, count // LANES + 1, caller)
         threads.append(threading.Thread(target=work[0], args=work[1:], name=f"lane {number}", daemon=True))
     for thread in threads:
         thread.start()
