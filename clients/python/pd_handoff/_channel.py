@@ -52,6 +52,13 @@ def options_of(extra: Iterable[Option]) -> list[Option]:
     return list({**_OPTIONS, **dict(extra)}.items())
 
 
+def open_channel(target: str, credentials: grpc.ChannelCredentials | None, settings: Sequence[Option]) -> grpc.Channel:
+    """A channel for threads."""
+    if credentials is None:
+        return grpc.insecure_channel(target, settings)
+    return grpc.secure_channel(target, credentials, settings)
+
+
 def methods_of(channel: Any, store_stub: Any, admin_stub: Any) -> dict[str, Callable[..., Any]]:
     """The channel's callables by method name, made once."""
     store, admin = store_stub(channel), admin_stub(channel)

@@ -72,8 +72,11 @@ class SessionTransport(GrpcTransport):
     def _stream(self, timeout: float) -> Mux | None:
         """The stream to use, opened if need be; None to call alone."""
         mux = self._mux
-        if mux is not None and mux.usable and mux.metadata == self._metadata.credentials():
-            return mux
+        if mux is not None:
+            if not mux.usable:
+                self._lost(mux)
+            elif mux.metadata == self._metadata.credentials():
+                return mux
         if not self._adaptive.wants():
             return None
         credentials = self._metadata.credentials()
@@ -84,6 +87,7 @@ class SessionTransport(GrpcTransport):
             if mux is not None and mux.usable:
                 if mux.metadata == credentials:
                     return mux
+                self._mux = None
                 mux.retire()  # the token was renewed
             self._mux = mux = self._open(credentials, timeout)
             return mux
@@ -117,14 +121,13 @@ class SessionTransport(GrpcTransport):
         if error is not None:
             self._adaptive.refused(error)
             if always:
-                raise error
+                raise unopened(error, self._target)
         return None
 
     def _lost(self, mux: Mux) -> None:
-        with self._opening:
-            if self._mux is mux and not self._closed:
-                self._mux = None
-                self._adaptive.ended(time.monotonic() - mux.born)
+        if self._mux is mux and not self._closed:
+            self._mux = None
+            self._adaptive.ended(time.monotonic() - mux.born)
 
     def close(self) -> None:
         """See Transport."""
@@ -139,6 +142,13 @@ class SessionTransport(GrpcTransport):
         _of_parents.append(self._mux)
         self._mux = None
         self._opening = threading.Lock()
+
+
+def unopened(error: errors.HandoffError, target: str) -> errors.HandoffError:
+    """For a call that was never sent, because no stream came about in its time: that can always be tried again."""
+    if isinstance(error, errors.DeadlineExceeded):
+        return errors.StoreUnavailable(f"no answer from the store at {target} to a new session")
+    return error
 
 
 ALARM: Final = Alarm()

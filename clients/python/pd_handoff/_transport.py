@@ -47,10 +47,7 @@ class GrpcTransport:
     ) -> None:
         self._target = _channel.target_of(target)
         settings = _channel.options_of(options)
-        if credentials is None:
-            self._channel = grpc.insecure_channel(self._target, settings)
-        else:
-            self._channel = grpc.secure_channel(self._target, credentials, settings)
+        self._channel = _channel.open_channel(self._target, credentials, settings)
         self._methods = _channel.methods_of(
             self._channel, metadata_store_pb2_grpc.MetadataStoreStub, admin_pb2_grpc.MetadataStoreAdminStub
         )

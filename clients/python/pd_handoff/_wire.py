@@ -87,7 +87,7 @@ class RawWire:
     """Operations on gRPC's own call object, completed in the thread that calls `receive`."""
 
     def __init__(self, channel: grpc.Channel, metadata: Any) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a collector may cancel the stream at any point of this thread
         self._unsent: deque[bytes] = deque()
         self._sending = self._armed = self._over = False
         self._due = 2  # batches under way

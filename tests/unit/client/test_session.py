@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import threading
 from collections import Counter
 from typing import Any
 
 import grpc
 import pytest
-from pd_handoff import Key, Record, Reservation, Retries, Token, _wire, errors
+from pd_handoff import Key, Record, Reservation, Retries, Token, _wire, aio, errors
 from pd_handoff._adaptive import FEW
 from pd_handoff.retries import NO_RETRIES
 from pd_handoff.v1 import metadata_store_pb2 as pb
@@ -210,3 +212,42 @@ async def until(condition: Any) -> None:
             return
         await asyncio.sleep(0.01)
     raise AssertionError("it did not come to that")
+
+
+async def test_a_dropped_client_leaves_no_thread(store: Any, server: Any, wire: str) -> None:
+    before = set(threading.enumerate())
+    client = aio.DecodeClient(server.target, session="always")
+    assert (await client.get(1)).store_epoch == "e"
+    assert "pd-handoff-session" in {thread.name for thread in set(threading.enumerate()) - before}
+    del client
+    gc.collect()
+    await until(lambda: "pd-handoff-session" not in {thread.name for thread in set(threading.enumerate()) - before})
+
+
+async def test_a_cancelled_task_harms_no_other(store: Any, server: Any, wire: str) -> None:
+    store.script("Get", None, None, pb.GetResponse(store_epoch="e"))
+    async with aio.DecodeClient(server.target, session="always") as client:
+        for _ in range(2):
+            gone = asyncio.ensure_future(client.get(1, max_wait=60))
+            seen = ways(store)["Session.Get"]
+            await until(lambda seen=seen: ways(store)["Session.Get"] > seen)
+            gone.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await gone
+        assert (await client.get(2)).store_epoch == "e"
+    assert ways(store)["Session"] == 1
+
+
+async def test_a_long_get_waits_in_parts(
+    store: Any, server: Any, refusal: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pd_handoff._session_aio._SLICE", 0.5)
+    not_yet = refusal("DEADLINE_EXCEEDED", "RECORD_NOT_READY", "not yet", metadata={"state": "NONE"})
+    store.script("Get", not_yet, not_yet, pb.GetResponse(store_epoch="e"))
+    async with aio.DecodeClient(server.target, session="always", retries=NO_RETRIES) as client:
+        assert (await client.get(1, max_wait=60)).store_epoch == "e"
+        waits = [call.request.max_wait.ToTimedelta().total_seconds() for call in store.of("Session.Get")]
+        assert waits == [0.5] * 3
+        store.script("Get", not_yet)
+        with pytest.raises(errors.RecordNotReady):
+            await client.get(1, max_wait=0.2)
