@@ -16,6 +16,7 @@ from pd_handoff import HandoffState, PrefillClient
 
 from .common import WIDTHS, Options, Report, Scenario
 from .fleet import Fleet, Worker
+from .worker import PATIENCE
 
 WINDOW = 48
 """Requests in flight."""
@@ -103,7 +104,7 @@ class Conductor:
         request.reader = request.reader or self.rng.choice(self.fleet.decodes)
         epoch = request.published or self.epoch
         number = self._job(request, request.reader, epoch)
-        request.reader.send(job=number, room=request.room, attempt=request.attempt, wait=SETTLE, epoch=epoch)
+        request.reader.send(job=number, room=request.room, attempt=request.attempt, wait=PATIENCE, epoch=epoch)
 
     def _job(self, request: Request, worker: Worker, epoch: str = "") -> int:
         number = next(self._numbers)

@@ -22,8 +22,8 @@ from pd_handoff import DecodeClient, HandoffError, PrefillClient, Retries
 
 from .common import differences, record_of
 
-PATIENCE = 90.0
-"""Seconds that a worker waits for a store that is away."""
+PATIENCE = 600.0
+"""Seconds that a worker waits for a store that is away, time and again, on a busy machine."""
 
 Job = dict[str, Any]
 Answer = Callable[..., None]
