@@ -70,6 +70,18 @@ def test_an_outcome_outlives_an_abort_ahead_of_a_later_attempt() -> None:
     pair.check()
 
 
+def test_a_higher_attempt_leaves_no_memory_of_those_below() -> None:
+    """Its Reserve passes their outcomes: nothing is listed of them any more."""
+    pair = Pair(2)
+    for attempt in range(3):
+        pair.reserve([Ask(ROOMS[0], "a", attempt)])
+        pair.abort(ROOMS[0], (500, "ABORTED", ""))
+    assert [stone.attempt for stone in pair.lifecycle.tombstones()] == [2]
+    pair.reserve([Ask(ROOMS[0], "a", 3)])
+    assert not list(pair.lifecycle.tombstones())
+    pair.check()
+
+
 def test_a_queue_is_served_first_come_first_served_and_a_cancelled_one_takes_nothing() -> None:
     """Handed case 11."""
     pair = Pair(1)

@@ -75,6 +75,17 @@ def test_rows_are_aligned_to_each_other() -> None:
     assert not arena.storage.any()
 
 
+def test_a_row_that_was_never_written_reads_nothing() -> None:
+    """Zeroed memory has generation 0, and 0 is the checksum of nothing: yet no record is empty."""
+    arena = Arena(1, LAYOUT)
+    with pytest.raises(DamagedRowError):
+        arena.read(0, 0)
+    arena.write(0, 0, draft_of(make.record()))
+    arena.scrub(0, 1)
+    with pytest.raises(DamagedRowError):
+        arena.read(0, 1)
+
+
 def test_another_generation_reads_nothing() -> None:
     arena = Arena(1, LAYOUT)
     arena.write(0, 3, draft_of(make.record()))
