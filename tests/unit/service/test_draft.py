@@ -191,6 +191,24 @@ def test_negative_ids_are_found_wherever_they_are(where: str, token_id: int) -> 
     assert violated(record) == [f"record.{where}"]
 
 
+@given(records(), st.integers(-(2**31), -1), st.data())
+def test_a_negative_id_among_whatever_else_is_found(
+    record: rp.HandoffRecord, token_id: int, data: st.DataObject
+) -> None:
+    """Hidden states and the like may be beside it, whose bytes can look like anything."""
+    lists = [("sampling_mask.token_ids", record.sampling_mask.token_ids)]
+    for index, token in enumerate(record.tokens):
+        lists.append((f"tokens[{index}].top_logprobs.token_ids", token.top_logprobs.token_ids))
+        lists.append((f"tokens[{index}].token_ids_logprobs.token_ids", token.token_ids_logprobs.token_ids))
+    full = [(name, ids) for name, ids in lists if ids]
+    name, ids = data.draw(st.sampled_from([*full, ("tokens[0].token_id", None)]))
+    if ids is None:
+        record.tokens[0].token_id = token_id
+    else:
+        ids[data.draw(st.integers(0, len(ids) - 1))] = token_id
+    assert violated(record) == [f"record.{name}"]
+
+
 @given(st.integers(-(2**31), -1))
 def test_any_negative_id_is_found(token_id: int) -> None:
     assert violated(make.record(Token(token_id=token_id))) == ["record.tokens[0].token_id"]
