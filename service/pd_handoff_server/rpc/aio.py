@@ -16,7 +16,7 @@ from .call import Call
 from .errors import INTERNAL
 from .gate import ADMIN, ADMIN_UNARY, STORE, UNARY, Gate, Report
 from .guard import ContextApproach
-from .session import MAX_UNSENT, Session
+from .session import MAX_UNSENT, MAX_UNSENT_BYTES, Session
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -112,13 +112,21 @@ def _session(
         principal = gate.admit(f"/{STORE}/Session", approach)
         loop, thread = asyncio.get_running_loop(), threading.get_ident()
         answers: asyncio.Queue[bytes | None] = asyncio.Queue()
-        room = asyncio.Event()
+        room, unsent_bytes = asyncio.Event(), 0
+
+        def keep(answer: bytes) -> None:
+            nonlocal unsent_bytes
+            unsent_bytes += len(answer)
+            answers.put_nowait(answer)
 
         def send(answer: bytes) -> None:
             if threading.get_ident() == thread:
-                answers.put_nowait(answer)
+                keep(answer)
             else:
-                loop.call_soon_threadsafe(answers.put_nowait, answer)
+                loop.call_soon_threadsafe(keep, answer)
+
+        def piled() -> bool:
+            return answers.qsize() > MAX_UNSENT or unsent_bytes > MAX_UNSENT_BYTES
 
         session = Session(gate.ready_calls(), send, context.peer(), principal, approach)
 
@@ -130,7 +138,7 @@ def _session(
                     except Exception as error:
                         report("Session", approach, INTERNAL, error)
                         session.fail(request)
-                    if answers.qsize() > MAX_UNSENT:
+                    if piled():
                         room.clear()
                         await room.wait()
             finally:
@@ -144,7 +152,8 @@ def _session(
         try:
             while (answer := await answers.get()) is not None:
                 yield answer
-                if answers.qsize() <= MAX_UNSENT:
+                unsent_bytes -= len(answer)
+                if not piled():
                     room.set()
             if streams.stopping:
                 raise refusal.draining()

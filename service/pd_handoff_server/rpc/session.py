@@ -22,7 +22,8 @@ from .principal import Principal
 
 MAX_IN_FLIGHT: Final = 1024
 MAX_UNSENT: Final = 256
-"""Answers that may wait for a slow reader before a transport stops taking its requests."""
+MAX_UNSENT_BYTES: Final = 1 << 20
+"""Answers, and bytes of them, that may wait for a slow reader before a transport stops taking its requests."""
 
 _METHODS: Final = {2: "Reserve", 3: "Put", 4: "Get", 5: "Release", 6: "Abort", 7: "Capabilities"}
 _FIELDS: Final = {"reserve": 2, "put": 3, "get": 4, "release": 5, "abort": 6, "capabilities": 7}

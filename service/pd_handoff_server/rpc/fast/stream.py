@@ -10,7 +10,7 @@ from pd_handoff_server import refusal
 from pd_handoff_server.refusal import Refusal
 from pd_handoff_server.rpc.errors import INTERNAL
 from pd_handoff_server.rpc.guard import Denied
-from pd_handoff_server.rpc.session import MAX_UNSENT, Session
+from pd_handoff_server.rpc.session import MAX_UNSENT, MAX_UNSENT_BYTES, Session
 
 from . import internals
 from .front import Front
@@ -41,6 +41,7 @@ class Stream:
         "_session",
         "_thread",
         "_unsent",
+        "_unsent_bytes",
         "_watched",
     )
 
@@ -53,6 +54,7 @@ class Stream:
         self._on_sent = Step(self._sent)
         self._on_both = Step(self._answered_and_received)
         self._unsent: deque[bytes] = deque()
+        self._unsent_bytes = 0
         self._direct: list[bytes] | None = None  # collects what the serving thread itself answers to one request
         self._thread = 0
         self._due = 0  # batches under way; changed under the front's lock
@@ -114,6 +116,7 @@ class Stream:
         with self._front.lock:
             if left:
                 self._unsent.clear()
+                self._unsent_bytes = 0
                 self._ended = True
         if self._session is not None:
             self._session.close()
@@ -170,6 +173,7 @@ class Stream:
                 self._due += 1
             else:
                 self._unsent.extend(direct)
+                self._unsent_bytes += sum(map(len, direct))
         if alone:
             internals.start_send_and_receive(self._call, direct[0], self._on_both)
         else:
@@ -186,6 +190,7 @@ class Stream:
             if self._ended:
                 return
             self._unsent.append(answer)
+            self._unsent_bytes += len(answer)
         self._go_on()
 
     def _sent(self, event: Event) -> Stream | None:
@@ -204,13 +209,15 @@ class Stream:
             if self._unsent:
                 if not self._sending:
                     answer = self._unsent.popleft()
+                    self._unsent_bytes -= len(answer)
                     self._sending = True
                     self._due += 1
             elif self._outcome is not None and (self._riding or not self._sending):
                 outcome = self._outcome
                 self._ended = True
                 self._due += 1
-            receive = not (self._receiving or self._outcome or len(self._unsent) > MAX_UNSENT)
+            piled = len(self._unsent) > MAX_UNSENT or self._unsent_bytes > MAX_UNSENT_BYTES
+            receive = not (self._receiving or self._outcome or piled)
             if receive:
                 self._receiving = True
                 self._due += 1
