@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from concurrent import futures
 from types import SimpleNamespace
 from typing import Any
 
@@ -40,7 +41,7 @@ def _fast(address: str, answers: dict[str, bytes]) -> None:
 
     calls = SimpleNamespace(handlers={name: handler(answers.get(name, b"")) for name in UNARY})
     gate: Any = SimpleNamespace(guard=None, admit=lambda *_: None, calls=calls, ready_calls=lambda: calls)
-    server = grpc.server(None, options=[("grpc.so_reuseport", 0)])
+    server = grpc.server(futures.ThreadPoolExecutor(1), options=[("grpc.so_reuseport", 0)])
     server.add_insecure_port(address)
     Loop(server, routes(Front(gate, lambda *_: None)), lambda error: print(repr(error), file=sys.stderr)).start()
     print("serving", flush=True)

@@ -6,11 +6,12 @@ from errors. One thread, blocking sockets, any number of connections and calls i
 
 from __future__ import annotations
 
+import contextlib
 import select
 import socket
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -156,6 +157,31 @@ class Connection:
     def close(self) -> None:
         """Hang up."""
         self.sock.close()
+
+
+def park(address: str, method: str, messages: Sequence[bytes], *, a_connection: int = 1000) -> Callable[[], None]:
+    """Send calls whose answers nobody waits for; returns what hangs up on all of them."""
+    opened = []
+    for at in range(0, len(messages), a_connection):
+        connection = Connection(address, method)
+        opened.append(connection)
+        for index, message in enumerate(messages[at : at + a_connection]):
+            out = connection.request(index, message)
+            while not out:
+                out = connection.absorb()[1]
+            connection.sock.sendall(out)
+        connection.sock.settimeout(0.2)
+        with contextlib.suppress(TimeoutError):
+            while True:  # settings and pings; the calls themselves have nothing to say
+                out = connection.absorb()[1]
+                if out:
+                    connection.sock.sendall(out)
+
+    def hang_up() -> None:
+        for connection in opened:
+            connection.close()
+
+    return hang_up
 
 
 def drive(

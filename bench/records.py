@@ -71,3 +71,17 @@ def gets(rooms: Iterable[int], *, consume: bool = True, wait: float = 0.0) -> li
             request.max_wait.nanos = int(wait % 1 * 1e9)
         requests.append(request.SerializeToString())
     return requests
+
+
+def batch_put(rooms: Iterable[int], tokens: Iterable[bytes], what: record_pb2.HandoffRecord) -> bytes:
+    """A BatchPutRequest."""
+    requests = [
+        pb.PutRequest(key=key(room), token=token, record=what) for room, token in zip(rooms, tokens, strict=True)
+    ]
+    return pb.BatchPutRequest(requests=requests).SerializeToString()
+
+
+def batch_get(rooms: Iterable[int]) -> bytes:
+    """A BatchGetRequest; all are consumed."""
+    requests = [pb.GetRequest(key=key(room), reader_id="bench", consume=True) for room in rooms]
+    return pb.BatchGetRequest(requests=requests).SerializeToString()

@@ -1,0 +1,55 @@
+"""`python -m bench`: everything; `--quick`: a little of everything. Installs nothing; what is missing is named."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+from . import bars, machine, peers, servers
+from .results import Report
+from .scene import FULL, QUICK, Scene
+from .sections import batches, blocking, floor, growth, handoff, load, memory
+
+SECTIONS = {
+    "load": load.run,
+    "blocking": blocking.run,
+    "batches": batches.run,
+    "handoff": handoff.run,
+    "growth": growth.run,
+    "floor": floor.run,
+    "memory": memory.run,
+}
+
+
+def main() -> int:
+    """Measure, print, save."""
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="in under 90 seconds: to see that it runs, not to quote")
+    parser.add_argument("--only", action="append", choices=list(SECTIONS), help="this section; repeat for several")
+    parser.add_argument("--json", type=Path, default=Path("build/bench.json"), help="where results go (%(default)s)")
+    arguments = parser.parse_args()
+    report = Report(machine.about(peers.python()))
+    print("; ".join(f"{name} {value}" for name, value in report.about.items()), flush=True)
+    began = time.monotonic()
+    with servers.directory() as directory:
+        scene = Scene(QUICK if arguments.quick else FULL, report, directory)
+        with scene.stack:
+            for name in arguments.only or SECTIONS:
+                seen = set(report.sections())
+                SECTIONS[name](scene)
+                for section in report.sections():
+                    if section not in seen:
+                        print(f"\n## {section}\n\n{report.table(section)}", flush=True)
+    print(f"\n## Bars\n\n{bars.judge(report)}")
+    for what in report.missing:
+        print(f"\nmissing: {what}")
+    report.about["seconds"] = round(time.monotonic() - began)
+    report.save(arguments.json)
+    print(f"\n{report.about['seconds']} s; all figures in {arguments.json}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,55 @@
+"""Batches from one blocking Python client: records a second."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from bench import records
+from bench.scene import QUIET, Scene
+from bench.workers import Worker
+
+SIZES = (1, 8, 32, 128)
+
+
+def section(size: int) -> str:
+    """The section of a batch size."""
+    return f"batches of {size}, one blocking Python client, 1.5 KB"
+
+
+def run(scene: Scene) -> None:
+    """Batches of each size by each subject, in turns."""
+    fast, aio = scene.server("store fast"), scene.server("store aio")
+    subjects: dict[str, Callable[[], Worker]] = {
+        "client, store fast": lambda: scene.worker("client", fast.address, "never", experiments=QUIET),
+        "stub, store fast": lambda: scene.worker("stub", fast.address, "store", experiments=QUIET),
+        "stub as installed, store aio": lambda: scene.worker("stub", aio.address, "store"),
+    }
+    found = scene.redis()
+    if found is not None:
+        address = found[0].address
+        subjects["Redis pipeline"] = lambda: scene.worker("redis", address)
+    for _ in range(scene.amount.rounds):
+        for size in SIZES:
+            count = _count(scene, size)
+            for subject, client in subjects.items():
+                result = client().ask("batch", size=records.SMALL, first=scene.rooms(), count=count, batch=size)
+                _note(scene, section(size), subject, result, count, size)
+        count = _count(scene, 32) // 4
+        result = subjects["client, store fast"]().ask(
+            "batch", size=records.LARGE, first=scene.rooms(), count=count, batch=32
+        )
+        _note(scene, "batches of 32, one blocking Python client, 15.9 KB", "client, store fast", result, count, 32)
+
+
+def _count(scene: Scene, size: int) -> int:
+    wanted = min(scene.amount.singles * (4 if size > 1 else 1), scene.amount.slots - 8)
+    return max(wanted // size, 2) * size
+
+
+def _note(scene: Scene, where: str, subject: str, result: dict[str, dict[str, float]], count: int, size: int) -> None:
+    add = scene.report.add
+    put, get = result["put"]["seconds"], result["get"]["seconds"]
+    add(where, subject, "put", "records/s", count / put)
+    add(where, subject, "get", "records/s", count / get)
+    add(where, subject, "put and get", "records/s", count / (put + get))
+    add(where, subject, "client CPU a put", "µs a record", result["put"]["cpu"] / size * 1e6)

@@ -1,0 +1,142 @@
+"""The fast transport is used where it works, told of where it does not, and never needed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import pytest
+from pd_handoff.v1 import metadata_store_pb2 as pb
+from pd_handoff_server.rpc.fast import internals, probe
+from pd_handoff_server.rpc.gate import Gate
+from pd_handoff_server.rpc.ports import Ports
+from pd_handoff_server.rpc.transport import TransportError, make_transport
+
+from tests.support import records
+from tests.support.fixtures import Start
+
+
+@pytest.fixture(autouse=True)
+def forgetful() -> Iterator[None]:
+    """The probe runs once a process; here it runs again for each test."""
+    probe.probe.cache_clear()
+    yield
+    probe.probe.cache_clear()
+
+
+class Log:
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, str, dict[str, Any]]] = []
+
+    def info(self, event: str, **facts: Any) -> None:
+        """See structlog."""
+        self.told.append(("info", event, facts))
+
+    def warning(self, event: str, **facts: Any) -> None:
+        """See structlog."""
+        self.told.append(("warning", event, facts))
+
+
+def chosen(wanted: str) -> tuple[str, Log]:
+    """The transport that is made, and what the log was told."""
+    log = Log()
+    return make_transport(wanted, Ports([]), Gate(), [], lambda *_: None, log).name, log
+
+
+def lose_a_name(patch: pytest.MonkeyPatch) -> str:
+    """gRPC has renamed something; returns what the problem mentions."""
+    patch.delattr("grpc._server._request_call")
+    return "_server._request_call"
+
+
+def lose_a_state(patch: pytest.MonkeyPatch) -> str:
+    """The server's state has lost a part."""
+    patch.setattr(internals, "_STATE", (*internals._STATE, "no_such_part"))
+    return "no_such_part"
+
+
+def answer_wrongly(patch: pytest.MonkeyPatch) -> str:
+    """The names are there, and mean something else."""
+    start = internals.start_answer
+    patch.setattr(internals, "start_answer", lambda call, message, tag: start(call, message + b"?", tag))
+    return "an answer differs"
+
+
+def lose_the_details(patch: pytest.MonkeyPatch) -> str:
+    """Trailing metadata no longer goes out."""
+    start = internals.start_status
+
+    def bare(call: Any, code: int, details: bytes, trailing: Any, tag: Any, **how: bool) -> None:
+        start(call, code, details, None, tag, **how)
+
+    patch.setattr(internals, "start_status", bare)
+    return "without its details"
+
+
+def refuse_batches(patch: pytest.MonkeyPatch) -> str:
+    """A batch cannot be started any more."""
+
+    def fails(*_: object, **__: object) -> None:
+        raise TypeError("start_server_batch() takes 3 arguments")
+
+    patch.setattr(internals, "start_answer", fails)
+    patch.setattr(probe, "_TIMEOUT", 0.5)
+    return "grpcio"
+
+
+BREAKS = [lose_a_name, lose_a_state, answer_wrongly, lose_the_details, refuse_batches]
+
+
+def test_it_works_on_the_grpc_that_is_installed() -> None:
+    verdict = probe.probe()
+    assert verdict.problem is None
+    assert verdict.polling in {"serving thread", "event engine"}
+
+
+def test_auto_takes_it_and_says_so() -> None:
+    name, log = chosen("auto")
+    assert name == "fast"
+    [(level, event, facts)] = log.told
+    assert (level, event) == ("info", "transport")
+    assert facts["transport"] == "fast"
+    assert facts["grpcio"] == grpc.__version__
+
+
+@pytest.mark.parametrize("break_", BREAKS)
+def test_a_grpc_that_differs_is_noticed(break_: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    what = break_(monkeypatch)
+    verdict = probe.probe()
+    assert verdict.problem is not None
+    assert what in verdict.problem
+    assert grpc.__version__ in verdict.problem
+
+
+def test_fast_by_name_is_refused_where_it_does_not_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    what = lose_a_name(monkeypatch)
+    with pytest.raises(TransportError, match=what):
+        chosen("fast")
+
+
+@pytest.mark.parametrize("transport", ["auto"])
+def test_auto_falls_back_with_a_warning_and_serves(
+    start: Start, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer_wrongly(monkeypatch)
+    store = start()
+    assert store.app.server.name == "aio"
+    steps = store.steps()
+    answer: pb.CapabilitiesResponse = steps.caller.call("Capabilities", pb.CapabilitiesRequest())
+    assert "transport-aio" in answer.features
+    assert "transport-fast" not in answer.features
+    assert steps.exchange(1, records.full()) == records.full()
+    told = capsys.readouterr()
+    assert "transport fell back" in told.out + told.err
+
+
+@pytest.mark.parametrize(("transport", "feature"), [("fast", "transport-fast"), ("aio", "transport-aio")])
+def test_capabilities_name_the_transport(start: Start, feature: str) -> None:
+    answer: pb.CapabilitiesResponse = start().steps().caller.call("Capabilities", pb.CapabilitiesRequest())
+    assert [name for name in answer.features if name.startswith("transport-")] == [feature]

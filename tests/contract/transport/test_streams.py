@@ -1,0 +1,74 @@
+"""Sessions as the transports carry them: a reader that does not read, and a server that stops."""
+
+from __future__ import annotations
+
+import queue
+from typing import Any
+
+import grpc
+import pytest
+from pd_handoff.v1 import metadata_store_pb2 as pb
+from pd_handoff.v1 import record_pb2 as rp
+from pd_handoff_server.rpc.session import MAX_UNSENT_BYTES
+
+from tests.support import records
+from tests.support import requests as requests_of
+from tests.support.local import LocalStore
+from tests.support.waits import PATIENCE, eventually
+
+SESSION = "/pd_handoff.v1.MetadataStore/Session"
+
+
+def open_session(store: LocalStore) -> tuple[queue.SimpleQueue[bytes | None], Any]:
+    """What goes out over a new stream (None ends it), and what comes back."""
+    requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+    method: Any = store.channel().stream_stream(SESSION)
+    return requests, method(iter(requests.get, None), timeout=PATIENCE)
+
+
+def ask(call_id: int) -> bytes:
+    """A request whose answer is not small."""
+    request = pb.SessionRequest(call_id=call_id, capabilities=pb.CapabilitiesRequest())
+    return request.SerializeToString()
+
+
+@pytest.mark.parametrize("transport", ["fast"])
+def test_answers_do_not_pile_up_for_a_reader_that_does_not_read(store: LocalStore) -> None:
+    hidden = rp.Tensor(dtype=rp.DATA_TYPE_FLOAT8_E5M2, shape=[32768], data=bytes(32768))
+    store.steps().put_once(2, records.record(speculative=rp.SpeculativeState(hidden_states=hidden)))
+    requests, answers = open_session(store)
+    asked = 2000
+    wait = pb.GetRequest(key=requests_of.key(1), max_wait=requests_of.seconds(300))
+    requests.put(pb.SessionRequest(call_id=asked, get=wait).SerializeToString())  # its answer may come at any time
+    store.until_waiting(1)
+    for call_id in range(asked):
+        requests.put(pb.SessionRequest(call_id=call_id, get=pb.GetRequest(key=requests_of.key(2))).SerializeToString())
+    server: Any = store.app.server
+    [stream] = server._front.streams
+    eventually(lambda: stream._unsent_bytes > MAX_UNSENT_BYTES, "answers wait")
+    eventually(lambda: not stream._receiving, "nothing more is received")
+    assert stream._unsent_bytes < MAX_UNSENT_BYTES + 65536
+    seen = {pb.SessionResponse.FromString(next(answers)).call_id for _ in range(asked)}
+    assert seen == set(range(asked))  # nothing was lost, once it does read
+    assert stream._unsent_bytes == 0
+    requests.put(None)
+    assert next(answers, None) is None
+    assert store.waiting == 0
+
+
+@pytest.mark.settings(grace=60.0)
+@pytest.mark.parametrize("idle", [False, True], ids=["used", "never used"])
+def test_a_server_that_stops_ends_open_sessions(store: LocalStore, idle: bool) -> None:
+    requests, answers = open_session(store)
+    if not idle:
+        requests.put(ask(1))
+        assert pb.SessionResponse.FromString(next(answers)).call_id == 1
+    else:
+        answers.initial_metadata() if store.app.server.name == "fast" else None
+    ending = store.begin_drain()
+    if store.app.server.name == "fast" or not idle:
+        with pytest.raises(grpc.RpcError) as caught:
+            next(answers)
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    ending.result(PATIENCE / 2)  # not for all of its grace
+    requests.put(None)
