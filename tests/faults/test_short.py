@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from .__main__ import run
-from .common import differences, record_of, scenarios
+# By their full names: to pytest this file is of a package "faults", whose modules would be others than the scenarios'.
+from tests.faults.__main__ import run
+from tests.faults.common import differences, record_of, scenarios
 
 KNOWN = scenarios()
 
@@ -16,6 +17,10 @@ def test_short_form(name: str) -> None:
     report = run(KNOWN[name], short=True, seed=1)
     assert not report.faults, report.faults[:5]
     assert report.figures
+
+
+def test_every_scenario_is_found() -> None:
+    assert {"clock", "guards", "kill", "network", "pause", "soak"} <= KNOWN.keys()
 
 
 def test_a_record_is_told_from_every_other() -> None:
