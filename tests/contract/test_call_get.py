@@ -7,7 +7,7 @@ from pd_handoff.v1 import admin_pb2
 from pd_handoff.v1 import metadata_store_pb2 as pb
 
 from tests.support import records, requests
-from tests.support.failures import refused
+from tests.support.failures import check, of_status, refused
 from tests.support.fixtures import Start
 from tests.support.local import LocalStore
 from tests.support.steps import Steps
@@ -39,32 +39,62 @@ def test_it_is_woken_by_publication_abort_expiry_and_drain(steps: Steps, store: 
     assert store.waiting == 0
 
 
-@pytest.mark.settings(real_time=True)
+@pytest.mark.settings(max_wait=86400.0)
+@pytest.mark.parametrize("deadline", [12.34, 60.0, 123.4, 999.9, 1234.0])
+def test_it_answers_sooner_than_grpc_rounds_the_deadline_up(unary: Steps, store: LocalStore, deadline: float) -> None:
+    call = unary.caller.start("Get", requests.get(7, max_wait=5000), deadline)
+    store.until_waiting(1)
+    store.advance(deadline - 0.05)
+    with refused("RECORD_NOT_READY"):
+        call.result(10)
+
+
+DEADLINE = 60.0
+"""Of a caller, in seconds. The store's clock is the test's: nearly all of it passes in an instant."""
+
+
 def test_it_answers_a_little_before_the_callers_deadline(unary: Steps, store: LocalStore) -> None:
-    unary.reserve(7, lease=60)
-    for room, state in ((7, "RESERVED"), (8, "NONE")):
-        with refused("RECORD_NOT_READY", state=state):  # and not the bare deadline of gRPC, which has no reason
-            unary.caller.call("Get", requests.get(room, max_wait=300), timeout=1.0)
+    unary.reserve(7, lease=600)
+    waiting = {
+        state: unary.caller.start("Get", requests.get(room, max_wait=300), DEADLINE)
+        for room, state in ((7, "RESERVED"), (8, "NONE"))
+    }
+    store.until_waiting(2)
+    store.advance(DEADLINE - 20)
+    assert store.waiting == 2
+    store.advance(20 - 0.05)
+    for state, call in waiting.items():  # and not the bare deadline of gRPC, which has no reason
+        with refused("RECORD_NOT_READY", state=state):
+            call.result()
     assert store.waiting == 0
 
 
-@pytest.mark.settings(real_time=True, slots=1)
-def test_so_does_a_waiting_reserve(unary: Steps, store: LocalStore) -> None:
-    unary.reserve(7, lease=60)
-    with refused("ARENA_FULL"):
-        unary.caller.call("Reserve", requests.reserve(8, max_wait=300), timeout=1.0)
-    with refused("ARENA_FULL"):
-        unary.caller.call("Put", requests.put_once(9, None, requests.reserve(None, max_wait=300)), timeout=1.0)
+@pytest.mark.settings(slots=1)
+def test_so_do_calls_that_wait_for_a_slot(unary: Steps, store: LocalStore) -> None:
+    unary.reserve(7, lease=600)
+    put = requests.put_once(9, None, requests.reserve(None, max_wait=300))
+    waiting = [
+        unary.caller.start("Reserve", requests.reserve(8, max_wait=300), DEADLINE),
+        unary.caller.start("Put", put, DEADLINE),
+        unary.caller.start("BatchReserve", pb.BatchReserveRequest(requests=[requests.reserve(10, max_wait=300)])),
+    ]
+    store.until_waiting(3)
+    store.advance(DEADLINE - 0.05)
+    for call in waiting:
+        with refused("ARENA_FULL"):
+            call.result()
     assert store.waiting == 0
 
 
-@pytest.mark.settings(real_time=True)
 def test_so_does_a_batch_of_gets(unary: Steps, store: LocalStore) -> None:
     unary.publish(1, records.numbered(1))
     batch = pb.BatchGetRequest(requests=[requests.get(room, max_wait=300) for room in (1, 2)])
-    answer: pb.BatchGetResponse = unary.caller.call("BatchGet", batch, timeout=1.0)
+    call = unary.caller.start("BatchGet", batch, DEADLINE)
+    store.until_waiting(1)
+    store.advance(DEADLINE - 0.05)
+    answer: pb.BatchGetResponse = call.result()
     assert answer.results[0].response.record == records.numbered(1)
-    assert answer.results[1].error.message
+    check(of_status(answer.results[1].error), "RECORD_NOT_READY", state="NONE")
     assert store.waiting == 0
 
 

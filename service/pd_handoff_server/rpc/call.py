@@ -75,8 +75,18 @@ class Call:
         """How long to wait, in nanoseconds: a little less than the caller does, so that it learns the reason."""
         if not max_wait or self.remaining is None:
             return max_wait
-        spare = self.remaining - min(_MARGIN, self.remaining * 0.2)
+        spare = self.remaining - min(_MARGIN, self.remaining * 0.2) - _rounding(self.remaining)
         return min(max_wait, max(int(spare * 1e9), 0))
+
+
+def _rounding(remaining: float) -> float:
+    """By how much, in seconds, the caller's deadline may come sooner: gRPC sends it rounded up to three digits."""
+    if remaining < 1:
+        return 0.0
+    for least, unit in ((10, 0.01), (100, 0.1), (1000, 1.0)):
+        if remaining < least:
+            return unit
+    return remaining * 0.01
 
 
 def parse(message: type[M], data: bytes) -> M:
