@@ -109,6 +109,11 @@ class LocalStore:
         self._running = False
         return self._loop.begin(self.app.stop())
 
+    def give_notice(self) -> None:
+        """The first half of a drain, without the second: probes and callers are told, the server still answers."""
+        self._loop.run(self.app.server.drain())
+        self.core.drain()
+
     def close(self) -> None:
         """Drop all callers and channels, and end."""
         for caller in self._callers:

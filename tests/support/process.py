@@ -22,7 +22,7 @@ from .waits import PATIENCE
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
-START_SECONDS = 60.0
+START_SECONDS = 100.0
 """Given to a start: importing torch on a busy machine is most of it."""
 
 _EAGER = [("grpc.initial_reconnect_backoff_ms", 20), ("grpc.max_reconnect_backoff_ms", 50)]

@@ -1,0 +1,123 @@
+"""How a store ends: everybody who waits is told, probes are told, what is under way finishes, and it exits with 0."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable
+
+import grpc
+import pytest
+from pd_handoff.v1 import admin_pb2
+from pd_handoff.v1 import metadata_store_pb2 as pb
+
+from tests.support import records, requests
+from tests.support.caller import Stream
+from tests.support.failures import CallFailed, refused
+from tests.support.local import LocalStore
+from tests.support.process import NOT_SERVING, SERVING, ProcessStore
+from tests.support.waits import PATIENCE, eventually
+
+Launch = Callable[..., ProcessStore]
+
+
+@pytest.mark.settings(slots=1, drain_notice=0.0, grace=10.0)
+def test_all_who_wait_are_woken(store: LocalStore, kind: str) -> None:
+    steps = store.steps(kind)
+    steps.reserve(1)
+    waiting = [
+        steps.start_get(1, reader="decode"),
+        steps.start_get(2),
+        steps.start_reserve(3, max_wait=300),
+        steps.caller.start("Put", requests.put_once(4, None, requests.reserve(None, max_wait=300)), None),
+    ]
+    store.until_waiting(4)
+    ending = store.begin_drain()
+    for each in waiting:
+        with refused("DRAINING"):
+            each.result()
+    ending.result(PATIENCE)
+
+
+def test_while_it_drains_what_can_be_answered_at_once_is(store: LocalStore, kind: str) -> None:
+    steps = store.steps(kind)
+    tokens = [steps.reserve(room).token for room in range(3)]
+    steps.publish(3, records.full())
+    store.give_notice()
+    for _ in range(2):
+        with refused("DRAINING"):
+            steps.reserve(9)
+        with refused("DRAINING"):
+            steps.put_once(9)
+        with refused("DRAINING"):
+            steps.get(9, max_wait=1)
+        with refused("DRAINING"):
+            steps.get(0, max_wait=1)
+    steps.put(0, tokens[0], records.numbered(0))
+    assert steps.record(0, reader="decode") == records.numbered(0)
+    assert steps.record(3, max_wait=1) == records.full()
+    steps.release(1, token=tokens[1])
+    assert steps.abort(2, token=tokens[2])
+    assert steps.capabilities().slots_total == 8
+
+
+@pytest.mark.settings(grace=3600.0)
+def test_an_idle_session_does_not_hold_the_end_up(store: LocalStore) -> None:
+    stream = Stream(store.channel())
+    stream.send(pb.SessionRequest(call_id=1, capabilities=pb.CapabilitiesRequest()))
+    assert stream.receive().HasField("capabilities")
+    store.drain()  # fails if it takes a minute, not to say the hour of grace
+    assert stream.ended.result(PATIENCE) in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.OK}
+
+
+def parked(store: ProcessStore) -> int:
+    """How many wait for room 1."""
+    answer: admin_pb2.ListHandoffsResponse = store.caller().call("ListHandoffs", admin_pb2.ListHandoffsRequest())
+    return answer.handoffs[0].waiting
+
+
+def test_sigterm_ends_the_process_with_0_and_another_takes_its_place(launch: Launch) -> None:
+    first = launch(slots=1, drain_notice=0.5, grace=2)
+    statuses: list[int] = []
+    watching = threading.Thread(target=lambda: statuses.extend(first.watch()), daemon=True)
+    watching.start()
+    unary, session = first.steps(), first.steps("session")
+    epoch = unary.reserve(1).store_epoch
+    waiting = [
+        unary.start_get(1, reader="decode"),
+        session.start_get(2),
+        unary.start_reserve(3, max_wait=300),
+        session.start_reserve(4, max_wait=300),
+    ]
+    eventually(lambda: bool(statuses) and parked(first) == 1, "the watch has begun, the reader of 1 waits")
+    assert session.capabilities().slots_free == 0  # answered, so what the stream carried before has been parked
+    first.signal(signal.SIGTERM)
+    for each in waiting:
+        with refused("DRAINING"):
+            each.result()
+    assert first.exit_code() == 0
+    watching.join(PATIENCE)
+    assert statuses == [SERVING, NOT_SERVING]
+    told = [event["event"] for event in first.events]
+    assert [event for event in told if event in {"serving", "draining", "stopped"}] == [
+        "serving",
+        "draining",
+        "stopped",
+    ]
+    with pytest.raises(CallFailed) as caught:
+        unary.capabilities()
+    assert caught.value.code is grpc.StatusCode.UNAVAILABLE
+
+    second = launch(first.target)
+    with refused("STORE_RESTARTED", expected=epoch):
+        second.steps().get(7, epoch=epoch)
+    assert second.stop() == 0
+
+
+def test_a_signal_while_it_starts_ends_it_too(launch: Launch) -> None:
+    store = launch(wait=False)
+    for status in store.watch():
+        assert status == NOT_SERVING
+        break
+    store.signal(signal.SIGINT)
+    assert store.exit_code() == 0

@@ -1,0 +1,158 @@
+"""How a store starts, or refuses to: NOT_SERVING first, loudly when its place is taken or a setting is wrong."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support import records
+from tests.support.fixtures import Start
+from tests.support.local import transports
+from tests.support.process import NOT_SERVING, SERVING, ProcessStore, run_serve
+
+Launch = Callable[..., ProcessStore]
+
+EXIT_FAILED, EXIT_USAGE = 1, 2
+
+
+def refusals(log: str) -> list[str]:
+    """What a store that refused to start said, from its JSON log."""
+    events = [json.loads(line) for line in log.splitlines() if line.startswith("{")]
+    return [event["error"] for event in events if event["event"] == "refused to start"]
+
+
+def chosen(transport: str) -> list[str]:
+    """The flag of a transport."""
+    return ["--transport", transport] if len(transports()) > 1 else []
+
+
+def test_case_19_not_serving_then_serving_then_not_serving(launch: Launch) -> None:
+    store = launch(wait=False, grace=2)
+    statuses: list[int] = []
+    for status in store.watch():
+        statuses.append(status)
+        if status == SERVING:
+            assert store.steps().exchange(7) == records.full()
+            store.signal()
+    assert statuses == [NOT_SERVING, SERVING, NOT_SERVING]
+    assert store.exit_code() == 0
+
+
+def test_a_second_store_on_the_same_port_fails_loudly(start: Start, transport: str) -> None:
+    first = start(listen=("127.0.0.1:0",))
+    second = run_serve("--listen", first.target, "--log-format", "json", *chosen(transport))
+    assert second.returncode == EXIT_FAILED
+    (message,) = refusals(second.stderr)
+    assert first.target in message
+    assert "in use" in message
+    for _ in range(20):  # and the first one alone answers there
+        assert first.steps().exchange(7) == records.full()
+        first.steps().release(7, token=first.steps().reserve(7).token)
+        first.advance(121)
+
+
+def test_a_second_store_on_the_same_unix_socket_fails_loudly(start: Start, transport: str) -> None:
+    first = start()
+    second = run_serve("--listen", first.target, "--log-format", "json", *chosen(transport))
+    assert second.returncode == EXIT_FAILED
+    (message,) = refusals(second.stderr)
+    assert first.target.removeprefix("unix:") in message
+    assert "another store" in message
+    assert first.steps().exchange(7) == records.full()
+
+
+@pytest.fixture
+def taken() -> Iterator[int]:
+    """A port that something else than a store holds."""
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        yield other.getsockname()[1]
+
+
+def test_a_port_of_another_program(taken: int) -> None:
+    run = run_serve("--listen", f"127.0.0.1:{taken}", "--log-format", "json")
+    assert run.returncode == EXIT_FAILED
+    (message,) = refusals(run.stderr)
+    assert f"127.0.0.1:{taken}" in message
+
+
+@pytest.mark.parametrize("what", ["a file", "no directory"])
+def test_a_socket_path_that_cannot_be_served(tmp_path: Path, what: str) -> None:
+    path = tmp_path / "place"
+    if what == "a file":
+        path.write_text("precious")
+    else:
+        path = path / "s"
+    run = run_serve("--listen", f"unix:{path}", "--log-format", "json")
+    assert run.returncode == EXIT_FAILED
+    (message,) = refusals(run.stderr)
+    assert str(path) in message
+    if what == "a file":
+        assert path.read_text() == "precious"
+
+
+def test_a_bad_flag_is_refused_with_its_name() -> None:
+    run = run_serve("--max-top-logprobs", "many")
+    assert run.returncode == EXIT_USAGE
+    assert "--max-top-logprobs" in run.stderr
+    assert "'many'" in run.stderr
+
+
+def test_a_bad_variable_is_refused_with_its_name() -> None:
+    run = run_serve(environment={"PD_HANDOFF_SLOTS": "0"})
+    assert run.returncode == EXIT_USAGE
+    assert "PD_HANDOFF_SLOTS" in run.stderr
+
+
+def test_settings_that_contradict_each_other() -> None:
+    run = run_serve("--lease-min", "10", "--lease-default", "5")
+    assert run.returncode == EXIT_USAGE
+    for name in ("--lease-default", "--lease-min", "--lease-max"):
+        assert name in run.stderr
+
+
+def test_an_unknown_flag() -> None:
+    run = run_serve("--slotz", "4")
+    assert run.returncode == EXIT_USAGE
+    assert "--slotz" in run.stderr
+
+
+def test_an_arena_that_does_not_fit_shows_the_arithmetic(tmp_path: Path) -> None:
+    run = run_serve("--listen", f"unix:{tmp_path / 's'}", "--slots", "16000000", "--log-format", "json")
+    assert run.returncode == EXIT_FAILED
+    (message,) = refusals(run.stderr)
+    for part in ("16,000,000 slots", "bytes a row", "available", "--slots"):
+        assert part in message
+
+
+def test_rows_too_wide_for_a_batch_of_them_to_fit_into_a_message() -> None:
+    run = run_serve("--max-hidden-state-bytes", "64MiB")
+    assert run.returncode == EXIT_USAGE
+    assert "--max-batch" in run.stderr
+    assert "Traceback" not in run.stderr
+
+
+def test_settings_from_flag_environment_and_default(launch: Launch) -> None:
+    store = launch(
+        "127.0.0.1:0",
+        slots=5,
+        max_top_logprobs=7,
+        lease_default="2.5",
+        environment={"PD_HANDOFF_SLOTS": "6", "PD_HANDOFF_MAX_TOKENS": "3", "PD_HANDOFF_RETENTION": "12.5"},
+    )
+    assert not store.target.endswith(":0")  # the port that was chosen is told
+    (serving,) = [event for event in store.events if event["event"] == "serving"]
+    assert serving["addresses"] == [store.target]
+    assert serving["slots"] == 5
+    facts = store.steps().capabilities()
+    assert facts.slots_total == 5  # a flag goes before a variable
+    assert facts.limits.top_logprobs == 7
+    assert facts.limits.tokens == 3
+    assert facts.limits.sampling_mask_tokens == 1024
+    assert facts.lease_default.ToTimedelta().total_seconds() == 2.5
+    assert facts.retention.ToTimedelta().total_seconds() == 12.5
