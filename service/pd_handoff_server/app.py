@@ -7,11 +7,11 @@ import asyncio
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import structlog
 
-from . import __version__, config
+from . import __version__, config, process
 from .arena.layout import Layout
 from .config import ConfigError, Settings
 from .lifecycle import Clock, SystemClock
@@ -69,8 +69,8 @@ class App:
 
         return build_store(self.settings, self.clock, self.telemetry.observers)
 
-    async def start(self) -> list[str]:
-        """Listen, allocate, open the gate, and be SERVING; returns the addresses. Raises AddressError and others."""
+    async def start(self, settle: Callable[[], None] = lambda: None) -> list[str]:
+        """Listen, allocate, settle, and be SERVING; returns the addresses. Raises AddressError and others."""
         began = time.monotonic()
         self.telemetry.start()
         addresses = await self.server.start()
@@ -82,6 +82,7 @@ class App:
         calls = Calls(store, describer, self.settings.max_batch, wraps, self.telemetry.note_item)
         self.gate.open(calls, Admin(store, contents=self.settings.admin_contents, wraps=wraps))
         self.telemetry.serving(store, calls)
+        settle()
         await self.server.ready()
         facts = store.facts()
         self.log.info(
@@ -127,7 +128,7 @@ async def serve(settings: Settings) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ending.set)
     try:
-        await app.start()
+        await app.start(process.settle)
     except (AddressError, ArenaFileError, ArenaTooLargeError) as error:
         app.log.error("refused to start", error=str(error))
         await app.server.stop(0)

@@ -113,7 +113,8 @@ class Unary(Call, Tag):
                 self._state = _PARKED
                 return
             self._state = _ANSWERING
-        self._send(self._answer)
+            early, self._answer = self._answer, None
+        self._send(early)
 
     def _complete(self, result: Any) -> None:
         """The store's answer, from whatever thread."""
@@ -124,6 +125,7 @@ class Unary(Call, Tag):
                     self._state = _EARLY
                 return
             self._state = _ANSWERING
+            self._answer = None  # it leads back to this call
         self._send(result)
 
     def _over(self, event: internals.Event) -> Unary | None:
@@ -133,8 +135,9 @@ class Unary(Call, Tag):
             gone = self._state == _PARKED
             if gone:
                 self._state = _GONE
+                parked, self._answer = self._answer, None
         if gone:
-            self._answer.cancel()
+            parked.cancel()
             return self
         self._due -= 1
         return None if self._due else self
