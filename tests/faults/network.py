@@ -124,7 +124,7 @@ class LostAnswers:
 
 def _disturbed(store: ProcessStore, proxy: Proxy, options: Options, report: Report) -> None:
     """Hand-offs while connections are delayed, stalled and reset at random moments."""
-    count, over = options.times(short=400, long=5000), threading.Event()
+    count, over = options.times(short=200, long=5000), threading.Event()
     rng = options.random("proxy")
     breaker = threading.Thread(target=_disturb, args=(proxy, rng, over, report), daemon=True)
     breaker.start()
