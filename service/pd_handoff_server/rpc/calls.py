@@ -82,7 +82,7 @@ class Calls:
         spec = requests.spec_of(request, found)
         wait = requests.wait_of(request, found)
         requests.refuse(found)
-        call.key = spec.key
+        call.key, call.owner = spec.key, spec.owner
         call.weight = len(data)
         later = done
         if wait:
@@ -133,7 +133,7 @@ class Calls:
         call.weight = len(data)
         return self._put(parse(pb.PutRequest, data), call, done, "")
 
-    def _put(self, request: pb.PutRequest, call: Call, done: Done, where: str) -> Answer:
+    def _put(self, request: pb.PutRequest, call: Call, done: Done, where: object) -> Answer:
         if call.principal is not None:
             call.permit("Put", request.key.namespace)
         found: Violations = []
@@ -143,13 +143,15 @@ class Calls:
             found.append((f"{where}record", "is required"))
         if request.HasField("reserve"):
             return self._put_reserving(request, key, found, call, done, where)
-        if not request.token:
+        token = request.token
+        if not token:
             found.append((f"{where}token", "is required, unless reserve is given"))
-        requests.refuse(found)
-        return wire.put_response(self._store.put(key, request.token, request.record), self._epoch)
+        if found:
+            requests.refuse(found)
+        return wire.put_response(self._store.put(key, token, request.record), self._epoch)
 
     def _put_reserving(
-        self, request: pb.PutRequest, key: Key, found: Violations, call: Call, done: Done, where: str
+        self, request: pb.PutRequest, key: Key, found: Violations, call: Call, done: Done, where: object
     ) -> Answer:
         reserve = request.reserve
         if request.token:
@@ -159,6 +161,7 @@ class Calls:
         spec = requests.spec_of(reserve, found, f"{where}reserve.", key)
         wait = requests.wait_of(reserve, found, f"{where}reserve.")
         requests.refuse(found)
+        call.owner = spec.owner
         later = _then(self._put_bytes, done)
         answer = self._store.put_reserving(spec, request.record, call.patience(wait), later, call)
         return self._put_bytes(answer) if isinstance(answer, int) else answer
@@ -180,15 +183,17 @@ class Calls:
         call.weight = len(data)
         return self._get(parse(pb.GetRequest, data), call, done, "")
 
-    def _get(self, request: pb.GetRequest, call: Call, done: Done, where: str) -> Answer:
+    def _get(self, request: pb.GetRequest, call: Call, done: Done, where: object) -> Answer:
         if call.principal is not None:
             call.permit("Get", request.key.namespace)
         found: Violations = []
         key = requests.key_of(request.key, found, where)
         call.key = key
-        wait = requests.wait_of(request, found, where)
-        reader_id = requests.identifier(request.reader_id, f"{where}reader_id", found, required=request.consume)
-        requests.refuse(found)
+        wait = requests.wait_of(request, found, where) if request.HasField("max_wait") else 0
+        consume = request.consume
+        reader_id = requests.identifier(request.reader_id, "reader_id", found, required=consume, where=where)
+        if found:
+            requests.refuse(found)
         expected = request.expected_store_epoch
         if expected and expected != self._epoch:
             raise refusal.store_restarted(expected[:64], self._epoch)
@@ -196,7 +201,7 @@ class Calls:
         if wait:
             wait = call.patience(wait)
             later = _then(self._get_bytes, done)
-        answer = self._store.get(key, request.attempt, reader_id, request.consume, wait, later, call)
+        answer = self._store.get(key, request.attempt, reader_id, consume, wait, later, call)
         return self._get_bytes(answer) if isinstance(answer, Reading) else answer
 
     def _get_bytes(self, reading: Reading) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
+from itertools import chain
 from typing import Any
 
 from pd_handoff_server.refusal import Refusal
@@ -13,8 +14,24 @@ from . import wire
 from .call import Answer, Call
 from .errors import to_status
 
-Item = Callable[[Any, Call, Done, str], Answer]
-"""Carries out one request, given where it stands in the batch."""
+Item = Callable[[Any, Call, Done, object], Answer]
+"""Carries out one request, given where it stands in the batch as something to format."""
+
+
+class Slot:
+    """The completion of one item; its text is where the item stands."""
+
+    __slots__ = ("_gathering", "_index")
+
+    def __init__(self, gathering: Gathering, index: int) -> None:
+        self._gathering = gathering
+        self._index = index
+
+    def __call__(self, result: Any) -> None:
+        self._gathering.complete(self._index, result)
+
+    def __str__(self) -> str:
+        return f"requests[{self._index}]."
 
 
 class Gathering:
@@ -25,7 +42,7 @@ class Gathering:
 
     def __init__(self, items: int, done: Done, note: Callable[[str], None] | None = None) -> None:
         """`note` is told the reason, or OK, of each item that has its answer."""
-        self.results: list[bytes | None] = [None] * items
+        self.results: list[tuple[bytes, bytes] | None] = [None] * items  # framing, and what it frames
         self.parked: list[Parked] = []
         self._done = done
         self._note = note
@@ -33,30 +50,28 @@ class Gathering:
         self._finished = False
         self._lock = threading.Lock()
 
-    def slot(self, index: int) -> Done:
-        """The completion of one item."""
-
-        def complete(result: Any) -> None:
-            self._keep(index, result)
-            if self._started:
-                self._try_finish()
-
-        return complete
+    def complete(self, index: int, result: bytes | Refusal) -> None:
+        """An item that had to wait has its answer."""
+        self._keep(index, result)
+        if self._started:
+            self._try_finish()
 
     def _keep(self, index: int, result: bytes | Refusal) -> None:
         if isinstance(result, Refusal):
-            framed = wire.framed(2, to_status(result).SerializeToString())
+            tag, data, outcome = b"\x12", to_status(result).SerializeToString(), result.reason
         else:
-            framed = wire.framed(1, result)
+            tag, data, outcome = b"\x0a", result, "OK"
         if self._note is not None:
-            self._note(result.reason if isinstance(result, Refusal) else "OK")
-        self.results[index] = wire.framed(1, framed)
+            self._note(outcome)
+        inner = tag + wire.varint(len(data))
+        self.results[index] = b"\x0a" + wire.varint(len(inner) + len(data)) + inner, data
 
     def run(self, items: Iterable[Any], one: Item, call: Call) -> Answer:
         """Try each item; the answer if all have theirs, else what waits for the rest."""
         for index, request in enumerate(items):
+            slot = Slot(self, index)
             try:
-                answer = one(request, call, self.slot(index), f"requests[{index}].")
+                answer = one(request, call, slot, slot)
             except Refusal as refused:
                 self._keep(index, refused)
                 continue
@@ -80,7 +95,7 @@ class Gathering:
         return self
 
     def _whole(self) -> bytes:
-        return b"".join(result for result in self.results if result is not None)
+        return b"".join(chain.from_iterable(result for result in self.results if result is not None))
 
     def _try_finish(self) -> None:
         with self._lock:

@@ -31,7 +31,7 @@ def refuse(found: Violations) -> None:
         raise refusal.invalid("INVALID_REQUEST", found)
 
 
-def key_of(key: record_pb2.HandoffKey, found: Violations, where: str = "") -> Key:
+def key_of(key: record_pb2.HandoffKey, found: Violations, where: object = "") -> Key:
     """(namespace, room, sample); `where` the key stands, ending with a dot."""
     namespace = key.namespace
     if namespace and not _namespace(namespace):
@@ -44,13 +44,13 @@ def key_of(key: record_pb2.HandoffKey, found: Violations, where: str = "") -> Ke
     return namespace, key.room, key.sample
 
 
-def identifier(value: str, field: str, found: Violations, *, required: bool = True) -> str:
-    """An owner, reader or instance id."""
+def identifier(value: str, field: str, found: Violations, *, required: bool = True, where: object = "") -> str:
+    """An owner, reader or instance id; `where` the field stands, ending with a dot."""
     if not value:
         if required:
-            found.append((field, "is required"))
+            found.append((f"{where}{field}", "is required"))
     elif len(value) > MAX_ID_BYTES or (not value.isascii() and len(value.encode()) > MAX_ID_BYTES):
-        found.append((field, f"at most {MAX_ID_BYTES} bytes are legal"))
+        found.append((f"{where}{field}", f"at most {MAX_ID_BYTES} bytes are legal"))
     return value
 
 
@@ -62,7 +62,7 @@ def duration(value: Duration, field: str, found: Violations) -> int:
     return nanoseconds
 
 
-def wait_of(request: pb.ReserveRequest | pb.GetRequest, found: Violations, where: str = "") -> int:
+def wait_of(request: pb.ReserveRequest | pb.GetRequest, found: Violations, where: object = "") -> int:
     """`max_wait` in nanoseconds, 0 when left out."""
     if not request.HasField("max_wait"):
         return 0
@@ -74,18 +74,18 @@ def widths_of(widths: pb.Widths) -> tuple[int, ...]:
     return tuple(getattr(widths, name) for name in WIDTHS)
 
 
-def spec_of(request: pb.ReserveRequest, found: Violations, where: str = "", key: Key | None = None) -> Spec:
+def spec_of(request: pb.ReserveRequest, found: Violations, where: object = "", key: Key | None = None) -> Spec:
     """What a Reserve asks for; `key` is given when it is that of the Put around it."""
     if key is None:
         key = key_of(request.key, found, where)
-    owner = identifier(request.owner, f"{where}owner", found)
+    owner = identifier(request.owner, "owner", found, where=where)
     lease = duration(request.lease, f"{where}lease", found) if request.HasField("lease") else None
     readers = request.expected_readers or 1
     if readers > MAX_READERS:
         found.append((f"{where}expected_readers", f"at most {MAX_READERS} are legal"))
     producer = None
     if request.HasField("producer"):
-        instance_id = identifier(request.producer.instance_id, f"{where}producer.instance_id", found)
+        instance_id = identifier(request.producer.instance_id, "producer.instance_id", found, where=where)
         producer = (instance_id, request.producer.epoch)
     widths = widths_of(request.widths) if request.HasField("widths") else None
     return Spec(key, owner, request.attempt, lease, readers, producer, widths)
