@@ -87,12 +87,12 @@ def _command(
     return parser
 
 
-def _room(text: str) -> int:
+def room(text: str) -> int:
     return int(text, 0)
 
 
 def _key(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("room", type=_room, metavar="ROOM", help="the request's room, 0 to 2**64 - 1")
+    parser.add_argument("room", type=room, metavar="ROOM", help="the request's room, 0 to 2**64 - 1")
     parser.add_argument("--sample", type=int, default=0, metavar="N", help="which of n parallel samples (default 0)")
     _namespace(parser)
 
