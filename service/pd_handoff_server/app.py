@@ -143,6 +143,8 @@ def serve_main(argv: Sequence[str]) -> int:
     """`pd-handoff serve`."""
     parser = argparse.ArgumentParser(
         prog="pd-handoff serve",
+        allow_abbrev=False,
+        epilog="Exit codes: 0 drained and stopped; 1 refused to start (the log says why); 2 a bad setting.",
         description="Run the store. Each flag can also be set by the environment variable named with it.",
     )
     config.add_arguments(parser)

@@ -254,6 +254,10 @@ def _value(meta: Mapping[str, Any], raw: Any, source: str) -> Any:
 def _agree(settings: Settings) -> None:
     if not settings.listen:
         raise ConfigError("--listen needs an address: host:port or unix:PATH")
+    if settings.lease_min > settings.lease_max:
+        raise ConfigError(
+            f"--lease-min ({settings.lease_min:g}) must not be above --lease-max ({settings.lease_max:g})"
+        )
     if not settings.lease_min <= settings.lease_default <= settings.lease_max:
         raise ConfigError(
             f"--lease-default must lie between --lease-min ({settings.lease_min:g}) and --lease-max "

@@ -20,7 +20,10 @@ _HEADROOM = 2  # slots a running request: reserved ones overlap with published o
 def plan_main(argv: Sequence[str]) -> int:
     """Print the plan; returns an exit code."""
     parser = argparse.ArgumentParser(
-        prog="pd-handoff plan", description="Reckon the arena before you allocate it, with the flags of serve."
+        prog="pd-handoff plan",
+        allow_abbrev=False,
+        description="Reckon the arena before you allocate it, with the flags of serve.",
+        epilog="Exit codes: 0 it fits this machine; 1 it does not; 2 a bad setting.",
     )
     parser.add_argument(
         "--max-running-requests",
@@ -44,7 +47,8 @@ def plan_main(argv: Sequence[str]) -> int:
         print(json.dumps(_as_dict(layout, settings.slots), indent=2))
     else:
         _print(layout, settings.slots)
-    return 0
+    room = available()
+    return 1 if room is not None and layout.row_bytes * settings.slots > room else 0
 
 
 def _derive(given: dict[str, object]) -> None:

@@ -18,11 +18,12 @@ class Refusal(Exception):  # noqa: N818 - it is an answer, not an error of ours
         message: one sentence for people that says what to do; never the contents of a record.
         metadata: what `ErrorInfo.metadata` carries.
         violations: (field path, what is wrong) pairs of a malformed request.
+        key, owner: of the hand-off that the call was about, where they are known; for events, never sent.
         retry_after: seconds after which a retry makes sense, or None when it does not.
         quota: of ARENA_FULL, the namespace that has used up its slots; None when there are no slots at all.
     """
 
-    __slots__ = ("message", "metadata", "quota", "reason", "retry_after", "violations")
+    __slots__ = ("key", "message", "metadata", "owner", "quota", "reason", "retry_after", "violations")
 
     def __init__(
         self,
@@ -39,6 +40,8 @@ class Refusal(Exception):  # noqa: N818 - it is an answer, not an error of ours
         self.metadata = dict(metadata or {})
         self.violations = tuple(violations)
         self.retry_after = retry_after
+        self.key: tuple[str, int, int] | None = None
+        self.owner = ""
         self.quota: str | None = None
 
 

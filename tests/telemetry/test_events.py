@@ -78,6 +78,24 @@ def test_events_carry_the_trace_of_the_call_that_caused_them(start: Start, kind:
         assert traces("refused") == [TRACE]
 
 
+def test_events_say_which_hand_off_they_are_about(start: Start) -> None:
+    with capture_logs() as captured:
+        store = start()
+        steps = store.steps()
+        steps.abort(8)  # ahead of its Reserve
+        with pytest.raises(CallFailed):
+            steps.reserve(8, owner="mine")
+        steps.reserve(9)
+        steps.abort(9)
+        store.close()
+    events = {one["event"]: one for one in captured}
+    assert (events["aborted ahead"]["key"], events["aborted ahead"]["state"]) == ("/8/0", "ABORTED")
+    refused = events["refused"]
+    assert (refused["key"], refused["owner"], refused["reason"]) == ("/8/0", "mine", "HANDOFF_ABORTED")
+    ended = events["ended"]
+    assert (ended["key"], ended["was"], ended["state"]) == ("/9/0", "RESERVED", "ABORTED")
+
+
 def test_an_allowance() -> None:
     now = [0.0]
     allowance = Allowance(10.0, 3, lambda: now[0])

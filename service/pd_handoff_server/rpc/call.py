@@ -9,6 +9,7 @@ from google.protobuf.message import DecodeError, Message
 
 from pd_handoff_server import refusal
 from pd_handoff_server.lifecycle.model import Key
+from pd_handoff_server.refusal import Refusal
 from pd_handoff_server.store.interface import Done, Parked
 
 from .guard import Approach
@@ -33,11 +34,11 @@ class Call:
         peer: whom the transport says the caller is.
         principal: what the caller may do; None where nobody is asked for credentials.
         approach: the call as it came in, for its metadata; None when the transport keeps none.
-        key: of the hand-off, once the request is read; for events.
+        key, owner: of the hand-off, once the request is read; for events.
         weight: bytes of the request, set by handlers that may have to wait.
     """
 
-    __slots__ = ("approach", "key", "peer", "principal", "remaining", "weight")
+    __slots__ = ("approach", "key", "owner", "peer", "principal", "remaining", "weight")
 
     def __init__(
         self,
@@ -51,6 +52,7 @@ class Call:
         self.principal = principal
         self.approach = approach
         self.key: Key | None = None
+        self.owner = ""
         self.weight = 0
 
     @property
@@ -97,9 +99,22 @@ def parse(message: type[M], data: bytes) -> M:
         raise refusal.invalid("INVALID_REQUEST", [("request", f"is not a {message.DESCRIPTOR.name}")]) from None
 
 
+def _naming(handler: Handler) -> Handler:
+    """Refusals say what they are about, for events."""
+
+    def named(data: bytes, call: Call, done: Done) -> Answer:
+        try:
+            return handler(data, call, done)
+        except Refusal as refused:
+            refused.key, refused.owner = call.key, call.owner
+            raise
+
+    return named
+
+
 def wrapped(handlers: Mapping[str, Handler], wraps: Sequence[Wrap]) -> dict[str, Handler]:
     """The handlers with these around them, the first one innermost."""
-    result = dict(handlers)
+    result = {method: _naming(handler) for method, handler in handlers.items()}
     for wrap in wraps:
         result = {method: wrap(method, handler) for method, handler in result.items()}
     return result

@@ -351,6 +351,8 @@ class EmbeddedStore:
 
     def _finish(self, waiter: Waiter, result: Any) -> None:
         if self._waiting.remove(waiter):
+            if isinstance(result, Refusal):
+                result.key = waiter.keys[0]
             self._answers.append((waiter.done, result))
 
     def _settle(self) -> None:

@@ -71,9 +71,23 @@ class EventLog(Observer):
             self._log.info("superseded", **_facts(handoff))
         elif tombstone.outcome is not Outcome.COMPLETED:
             reason = tombstone.failure.reason if tombstone.failure else tombstone.outcome.value
-            self._log.info("ended", reason=reason, outcome=tombstone.outcome.value, **_facts(handoff))
+            facts = _facts(handoff)
+            facts["was"], facts["state"] = facts["state"], tombstone.outcome.state
+            self._log.info("ended", reason=reason, outcome=tombstone.outcome.value, **facts)
         elif self._debug:
             self._log.debug("freed", **_facts(handoff))
+
+    def buried(self, tombstone: Tombstone) -> None:
+        """See `Observer`. An Abort ahead of its Reserve ends nothing that `ended` would tell of."""
+        if not tombstone.token and tombstone.failure is not None:
+            self._log.info(
+                "aborted ahead",
+                key=key_text(tombstone.key),
+                attempt=tombstone.attempt,
+                state=tombstone.outcome.state,
+                reason=tombstone.failure.reason,
+                **current_trace(),
+            )
 
     def producer_epoch(self, namespace: str, instance_id: str, epoch: int) -> None:
         """See `Observer`."""
@@ -84,9 +98,9 @@ class EventLog(Observer):
         if error is not None:
             self._tell(self._log.error, "failed", method, approach, exception=frames_of(error))
         elif refused.reason not in _QUIET:
-            self._tell(self._log.info, "refused", method, approach, reason=refused.reason)
+            self._tell(self._log.info, "refused", method, approach, **_refusal_facts(refused))
         elif self._debug:
-            self._tell(self._log.debug, "refused", method, approach, reason=refused.reason)
+            self._tell(self._log.debug, "refused", method, approach, **_refusal_facts(refused))
 
     def denied(self, method: str, approach: Approach, denied: Denied) -> None:
         """A caller was not let in."""
@@ -108,6 +122,17 @@ class EventLog(Observer):
             self._log.info("read again", path=path)
         else:
             self._log.error("not read again; what was known stays in force", path=path, error=str(error))
+
+
+def _refusal_facts(refused: Refusal) -> dict[str, Any]:
+    facts: dict[str, Any] = {"reason": refused.reason}
+    if refused.key is not None:
+        facts["key"] = key_text(refused.key)
+    if refused.owner:
+        facts["owner"] = refused.owner
+    if "state" in refused.metadata:
+        facts["state"] = refused.metadata["state"]
+    return facts
 
 
 def _facts(handoff: Handoff) -> dict[str, Any]:

@@ -30,6 +30,7 @@ class Unary(Call, Tag):
 
     def __init__(self, front: Front, method: str, event: internals.Event) -> None:
         self.key = None
+        self.owner = ""
         self.principal = None
         self._event = event
         self._call = event.call
