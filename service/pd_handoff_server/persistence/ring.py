@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
 
 from pd_handoff_server.lifecycle.model import Tombstone
 
@@ -84,7 +83,3 @@ class Ring:
         if size <= room:
             return bytes(memory[start : start + size])
         return bytes(memory[start : start + room]) + bytes(memory[self._offset : self._offset + size - room])
-
-    def holds(self) -> Iterable[Tombstone]:
-        """Those remembered, oldest first."""
-        return (tombstone for tombstone, _ in self._entries if id(tombstone) in self._where)
