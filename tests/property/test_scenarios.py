@@ -82,6 +82,20 @@ def test_a_higher_attempt_leaves_no_memory_of_those_below() -> None:
     pair.check()
 
 
+def test_the_longest_consumed_gives_its_slot_first() -> None:
+    """By when they were consumed, not by when they were reserved or published."""
+    pair = Pair(3)
+    for room in ROOMS[:3]:
+        pair.put_once(Ask(room, "a"), LEGAL[0])
+    for room in (ROOMS[1], ROOMS[2], ROOMS[0]):
+        pair.get(room)
+    for number, taken in enumerate((ROOMS[1], ROOMS[2]), 3):
+        pair.reserve([Ask(ROOMS[number], "b")])
+        assert pair.get(taken).reason == "ALREADY_CONSUMED"
+        pair.check()
+    assert pair.get(ROOMS[0]).image == LEGAL[0].image
+
+
 def test_a_queue_is_served_first_come_first_served_and_a_cancelled_one_takes_nothing() -> None:
     """Handed case 11."""
     pair = Pair(1)

@@ -140,10 +140,10 @@ def test_races_between_completions_and_cancel(cancel: bool) -> None:
             ready.wait()
             outcome.append(gathering.cancel())  # noqa: B023 - joined before the next turn
 
-        def one(item: int, call: Any, slot: Any, where: str, ready: threading.Barrier = ready) -> Any:
+        def one(item: int, call: Any, slot: Any, where: Any) -> Any:
             slots.append(slot)  # noqa: B023 - as above
             if item == 7:
-                ready.wait()
+                ready.wait()  # noqa: B023 - as above
             return Parked()
 
         threads = [threading.Thread(target=complete, args=(range(n, 8, 4),)) for n in range(4)]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pd_handoff_server.arena.arena import Arena
 from pd_handoff_server.arena.layout import HEADER, Layout
-from pd_handoff_server.lifecycle import Failure, Handoff, Lifecycle, Policy, Spec, TokenMint
+from pd_handoff_server.lifecycle import Failure, Handoff, Lifecycle, Observer, Policy, Spec, TokenMint
 from pd_handoff_server.refusal import Refusal
 from pd_handoff_server.store.embedded import EmbeddedStore
 from pd_handoff_server.store.interface import Reading
@@ -27,11 +27,11 @@ OTHER = ("", 8, 0)
 class Store:
     """An embedded store with its parts at hand, and everything that was completed."""
 
-    def __init__(self, slots: int = 2, *, tombstones: int = 100) -> None:
+    def __init__(self, slots: int = 2, *, tombstones: int = 100, watch: Observer | None = None) -> None:
         self.clock = FakeClock()
         self.arena = Arena(slots, Layout(SMALL))
         policy = Policy(60 * SECOND, SECOND, 100 * SECOND, 300 * SECOND, 30 * SECOND, 120 * SECOND, tombstones)
-        self.lifecycle = Lifecycle(slots, policy, self.clock, TokenMint("ab" * 8), self.arena)
+        self.lifecycle = Lifecycle(slots, policy, self.clock, TokenMint("ab" * 8), self.arena, [watch or Observer()])
         self.core = EmbeddedStore(
             self.arena, self.lifecycle, self.clock, epoch="ab" * 8, max_wait=600 * SECOND, max_waiters=1000
         )
@@ -112,6 +112,28 @@ def test_a_neighbour_of_a_damaged_row_is_read() -> None:
     store.publish(OTHER)
     assert refusal_of(store.get).reason == "HANDOFF_ABORTED"
     assert store.get(OTHER).image == make.full().SerializeToString()
+
+
+# -- readers -----------------------------------------------------------------------------------------------------------
+
+
+def test_observers_are_told_who_reads_again() -> None:
+    told: list[tuple[bytes, bool]] = []
+
+    class Watch(Observer):
+        """Notes consumptions."""
+
+        def consumed(self, handoff: Handoff, reader: bytes, *, again: bool) -> None:
+            """Of any hand-off."""
+            told.append((reader, again))
+
+    store = Store(watch=Watch())
+    handoff = store.core.reserve(Spec(ROOM, "o", expected_readers=2), 0, store.completed.append)
+    assert isinstance(handoff, Handoff)
+    store.core.put(ROOM, handoff.token, make.full())
+    for reader in ("a", "a", "b", "b", "c"):
+        store.core.get(ROOM, 0, reader, True, 0, store.completed.append)
+    assert told == [(b"a", False), (b"a", True), (b"b", False), (b"b", True), (b"c", True)]
 
 
 # -- completions -------------------------------------------------------------------------------------------------------
