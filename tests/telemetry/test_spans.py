@@ -23,12 +23,12 @@ from tests.support.steps import Steps
 from .test_events import PARENT, SPAN, TRACE
 
 
-class Collector(trace_service_pb2_grpc.TraceServiceServicer):  # type: ignore[misc]
+class Collector(trace_service_pb2_grpc.TraceServiceServicer):
     """Keeps what it is sent."""
 
     def __init__(self) -> None:
         self._server = grpc.server(ThreadPoolExecutor(2))
-        trace_service_pb2_grpc.add_TraceServiceServicer_to_server(self, self._server)
+        trace_service_pb2_grpc.add_TraceServiceServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
         self.endpoint = f"http://127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
         self._lock = threading.Lock()
         self.spans: list[Any] = []

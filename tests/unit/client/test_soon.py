@@ -22,8 +22,8 @@ async def outcome(future: Any) -> Any:
     """Of either face's future: what it holds, as a value."""
     if not isinstance(future, asyncio.Future):
         future = asyncio.wrap_future(future)
-    (found,) = await asyncio.gather(future, return_exceptions=True)
-    return found
+    outcomes: list[Any] = await asyncio.gather(future, return_exceptions=True)
+    return outcomes[0]
 
 
 class Store:
@@ -173,7 +173,7 @@ async def test_a_store_that_takes_less_than_before(connect: Any, store: Any, ref
         if len(request.requests) > limits[0]:
             return refusal("INVALID_ARGUMENT", "INVALID_REQUEST", violations=(("requests", "too many"),))
         rooms = [one.key.room for one in request.requests]
-        return pb.BatchGetResponse(results=[{"response": pb.GetResponse(attempt=room)} for room in rooms])
+        return pb.BatchGetResponse(results=[pb.BatchGetResult(response=pb.GetResponse(attempt=room)) for room in rooms])
 
     limits = [64]
     store.script("Capabilities", lambda *_: pb.CapabilitiesResponse(max_batch=limits[0]))
