@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import queue
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import grpc
 from google.protobuf.message import Message
 from google.rpc.status_pb2 import Status
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2
 from pd_handoff.v1 import admin_pb2, record_pb2
 from pd_handoff.v1 import metadata_store_pb2 as pb
 
@@ -164,12 +164,13 @@ def open_services(channel: Any) -> dict[str, str]:
     found = {}
     health, request = health_pb2_grpc.HealthStub(channel), health_pb2.HealthCheckRequest()
     listing = reflection_pb2.ServerReflectionRequest(list_services="*")
-    reflection: Any = reflection_pb2_grpc.ServerReflectionStub(channel)  # type: ignore[no-untyped-call]
-    for name, ask in {
+    reflection: Any = channel.stream_stream("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo")
+    asked: dict[str, Callable[[], Any]] = {
         "Health.Check": lambda: health.Check(request, timeout=SECONDS),
         "Health.Watch": lambda: next(health.Watch(request, timeout=SECONDS)),
-        "Reflection": lambda: next(reflection.ServerReflectionInfo(iter([listing]), timeout=SECONDS)),
-    }.items():
+        "Reflection": lambda: next(reflection(iter([listing.SerializeToString()]), timeout=SECONDS)),
+    }
+    for name, ask in asked.items():
         try:
             ask()
             found[name] = "ALLOWED"

@@ -22,7 +22,7 @@ async def outcome(future: Any) -> Any:
     """Of either face's future: what it holds, as a value."""
     if not isinstance(future, asyncio.Future):
         future = asyncio.wrap_future(future)
-    outcomes: list[Any] = await asyncio.gather(future, return_exceptions=True)
+    outcomes = await asyncio.gather(future, return_exceptions=True)
     return outcomes[0]
 
 
