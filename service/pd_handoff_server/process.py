@@ -25,6 +25,8 @@ def prepare() -> None:
     """
     if "grpc" not in sys.modules:
         os.environ.setdefault("GRPC_EXPERIMENTS", EXPERIMENTS)
+        # gRPC writes a line for each malformed header or failed handshake: strangers could fill a disk with them.
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     if not any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in os.environ):
         _keep_memory()
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Final
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health, health_pb2
 from grpc_reflection.v1alpha import reflection
 
 from .aio import Streams, admin_handlers, store_handlers
-from .gate import ADMIN, STORE, Gate, Report
+from .gate import Gate, Report
 from .interceptor import ErrorMapping
 from .ports import Ports
+from .public import REFLECTED, WATCHED, health_handlers, reflection_handlers
 from .settings import ChannelArguments
 
 _SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -33,9 +34,13 @@ class AioServer:
         self._streams = Streams()
         self._health = health.aio.HealthServicer()
         self._server.add_generic_rpc_handlers((store_handlers(gate, self._streams, report), admin_handlers(gate)))
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        names = [STORE, ADMIN, health.SERVICE_NAME, reflection.SERVICE_NAME]
-        reflection.enable_server_reflection(names, self._server)
+        told = reflection.aio.ReflectionServicer(REFLECTED)
+        self._server.add_generic_rpc_handlers(
+            (
+                health_handlers(self._health.Check, self._health.Watch),
+                reflection_handlers(told.ServerReflectionInfo),
+            )
+        )
 
     async def start(self) -> list[str]:
         """Bind and listen; returns the addresses, with the ports that were chosen for 0. Raises AddressError."""
@@ -59,5 +64,5 @@ class AioServer:
         self._ports.release()
 
     async def _set(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
-        for name in ("", STORE, ADMIN):
+        for name in WATCHED:
             await self._health.set(name, status)

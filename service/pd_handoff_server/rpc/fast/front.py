@@ -31,9 +31,13 @@ class Front:
 
     def session_calls(self) -> Calls:
         """For a new Session. Raises Refusal DRAINING while the store is not ready, or stops."""
+        self.refuse_stopping()
+        return self.gate.ready_calls()
+
+    def refuse_stopping(self) -> None:
+        """Raises Refusal DRAINING when the server stops."""
         if self._stopping:
             raise refusal.draining()
-        return self.gate.ready_calls()
 
     def stop(self) -> None:
         """End all Sessions, which would otherwise last as long as their callers like."""

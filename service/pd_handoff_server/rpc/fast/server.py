@@ -8,25 +8,25 @@ from concurrent import futures
 from typing import Final
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection
 
-from pd_handoff_server import refusal
-from pd_handoff_server.rpc.call import parse
-from pd_handoff_server.rpc.gate import ADMIN, STORE, UNARY, Gate, Report
+from pd_handoff_server.rpc.gate import STORE, UNARY, Gate, Report
 from pd_handoff_server.rpc.ports import Ports
+from pd_handoff_server.rpc.public import HEALTH, REFLECTED, WATCHED, reflection_handlers
 from pd_handoff_server.rpc.settings import ChannelArguments
 
 from .front import Front
+from .health import Check, Health, Watch
 from .internals import Loop, Route
 from .ordinary import admin_handlers
 from .stream import Stream
-from .unary import Probe, Unary
+from .unary import Unary
 
 _SERVING: Final = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING: Final = health_pb2.HealthCheckResponse.NOT_SERVING
 
-_WORKERS: Final = 16  # of reflection and health's Watch; each call whose message never comes takes one
+_WORKERS: Final = 16  # of reflection; each stream takes one for as long as its caller likes
 _ADMIN_WORKERS: Final = 4
 
 
@@ -44,25 +44,20 @@ class FastServer:
         self._pool = futures.ThreadPoolExecutor(_WORKERS, thread_name_prefix="pd-handoff-worker")
         self._admin_pool = futures.ThreadPoolExecutor(_ADMIN_WORKERS, thread_name_prefix="pd-handoff-admin")
         self._server = grpc.server(self._pool, options=arguments)
-        self._health = health.HealthServicer()
-        self._told: dict[str, health_pb2.HealthCheckResponse.ServingStatus] = {}
+        self._health = Health()
         self._front = Front(gate, report)
         self._server.add_generic_rpc_handlers((admin_handlers(gate, report, self._admin_pool),))
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        names = [STORE, ADMIN, health.SERVICE_NAME, reflection.SERVICE_NAME]
-        reflection.enable_server_reflection(names, self._server)
+        # Only generic handlers: calls of registered ones would never come by the routes.
+        told = reflection.ReflectionServicer(REFLECTED)
+        self._server.add_generic_rpc_handlers((reflection_handlers(told.ServerReflectionInfo),))
         self._loop = Loop(self._server, self._routes(), self._front.failed)
 
     def _routes(self) -> dict[bytes, Route]:
-        """Probes are answered on the serving thread too, so that no stranger can take their worker."""
-        check = f"/{health.SERVICE_NAME}/Check".encode()
-        return {**routes(self._front), check: functools.partial(Probe, self._front, self._check)}
-
-    def _check(self, request: bytes) -> bytes:
-        asked = parse(health_pb2.HealthCheckRequest, request).service
-        if asked not in self._told:
-            raise refusal.unknown_service()
-        return bytes(health_pb2.HealthCheckResponse(status=self._told[asked]).SerializeToString())
+        return {
+            **routes(self._front),
+            f"/{HEALTH}/Check".encode(): functools.partial(Check, self._front, self._health),
+            f"/{HEALTH}/Watch".encode(): functools.partial(Watch, self._front, self._health),
+        }
 
     async def start(self) -> list[str]:
         """Bind and listen; returns the addresses, with the ports that were chosen for 0. Raises AddressError."""
@@ -90,8 +85,7 @@ class FastServer:
         self._ports.release()
 
     def _set(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
-        for name in ("", STORE, ADMIN):
-            self._told[name] = status
+        for name in WATCHED:
             self._health.set(name, status)
 
 

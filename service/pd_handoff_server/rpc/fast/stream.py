@@ -49,7 +49,7 @@ class Stream:
         self._arrival = Arrival(event)
         self._call = event.call
         self._front = front
-        self._session: Session | None = None
+        self._session: Any = None
         self._on_received = Step(self._received)
         self._on_sent = Step(self._sent)
         self._on_both = Step(self._answered_and_received)
@@ -73,10 +73,7 @@ class Stream:
         """Let the caller in, and receive."""
         self._thread = threading.get_ident()
         try:
-            arrival = self._arrival
-            principal = self._front.gate.admit(arrival.method(), arrival)
-            calls = self._front.session_calls()
-            self._session = Session(calls, self._send, arrival.peer(), principal, arrival)
+            self._session = self._enter()
         except Denied as denied:
             self._end(denied.code.value[0], denied.message, None)
             return
@@ -91,6 +88,13 @@ class Stream:
         self._front.streams.add(self)
         internals.start_watch(self._call, Step(self._over))
         internals.start_initial_and_receive(self._call, self._on_received)
+
+    def _enter(self) -> Any:
+        """Whoever takes the requests. Raises Denied and Refusal."""
+        arrival = self._arrival
+        principal = self._front.gate.admit(arrival.method(), arrival)
+        calls = self._front.session_calls()
+        return Session(calls, self._send, arrival.peer(), principal, arrival)
 
     def stop(self) -> None:
         """The server stops: end the stream once all answers are out."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Final
 
 from pd_handoff_server import refusal
@@ -164,21 +163,3 @@ class Unary(Call, Tag):
     def _send_status(self, code: int, message: str, trailing: Any) -> None:
         watched = self._due == 2
         internals.start_status(self._call, code, message.encode(), trailing, self, watched=watched, begun=False)
-
-
-class Probe(Unary):
-    """A health check: answered at once, whoever asks, by the transport itself."""
-
-    __slots__ = ("_check",)
-
-    def __init__(self, front: Front, check: Callable[[bytes], bytes], event: internals.Event) -> None:
-        """`check` takes and returns serialized messages; raises Refusal."""
-        super().__init__(front, "Check", event)
-        self._check = check
-
-    def begin(self) -> None:
-        """Receive its message."""
-        internals.start_receive(self._call, self)
-
-    def _handle(self, data: bytes) -> Answer:
-        return self._check(data)
