@@ -17,6 +17,7 @@ from .persistence.file import allocated
 from .persistence.restart import Persistence
 from .store.embedded import EmbeddedStore
 from .store.ticker import Ticker
+from .telemetry.frames import frames_of
 
 
 def build_store(settings: Settings, clock: Clock, observers: Sequence[Observer] = ()) -> tuple[EmbeddedStore, Ticker]:
@@ -48,11 +49,15 @@ def build_store(settings: Settings, clock: Clock, observers: Sequence[Observer] 
         max_waiters=settings.max_waiters,
         max_waiting_bytes=settings.max_waiting_bytes,
     )
-    ticker = Ticker(store, clock)
+    ticker = Ticker(store, clock, _timer_failed)
     store.alarm = ticker.wake
     if kept is not None:
         store.commit, store.release_memory = kept.journal.commit, kept.close
     return store, ticker
+
+
+def _timer_failed(error: Exception) -> None:
+    structlog.get_logger().error("the timer failed, and goes on", exception=frames_of(error))
 
 
 def _adopt(kept: Persistence, lifecycle: Lifecycle, clock: Clock, path: str) -> None:

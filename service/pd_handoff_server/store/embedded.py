@@ -514,7 +514,7 @@ class EmbeddedStore:
 
     def look_at(self, key: Key, contents: bool) -> tuple[Sight, bytes | None]:
         """See `Store`."""
-        with self._lock:
+        with self._inside:
             entry = self._lifecycle.newest(key)
             if entry is None:
                 raise refusal.not_found()

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 from pd_handoff_server.lifecycle.clock import Clock
 
 from .interface import Store
 
 _LONGEST = 3600.0
+_AFTER_FAILURE = 1.0
 
 
 class Ticker:
     """A thread that calls `store.tick` when something is due, and sleeps until then."""
 
-    def __init__(self, store: Store, clock: Clock) -> None:
+    def __init__(self, store: Store, clock: Clock, failed: Callable[[Exception], None] = lambda _: None) -> None:
+        """`failed` is told of errors that nobody foresaw; the timer goes on, since without it nothing would expire."""
+        self._failed = failed
         self._store = store
         self._clock = clock
         self._wake = threading.Event()
@@ -41,7 +45,12 @@ class Ticker:
             self._wake.clear()
             if self._stopped:  # looked at after clearing, so that no stop is slept over
                 return
-            due = self._store.tick()
+            try:
+                due = self._store.tick()
+            except Exception as error:
+                self._failed(error)
+                self._wake.wait(_AFTER_FAILURE)
+                continue
             wait = _LONGEST if due is None else min((due - self._clock.monotonic()) / 1e9, _LONGEST)
             if wait > 0:
                 self._wake.wait(wait)

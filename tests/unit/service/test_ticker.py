@@ -139,3 +139,20 @@ def test_waking_makes_it_look_again_and_stopping_ends_it() -> None:
 def test_stopping_one_that_never_started_is_nothing() -> None:
     store: Any = FakeStore(FakeClock(), [])
     Ticker(store, FakeClock()).stop()
+
+
+def test_an_error_that_nobody_foresaw_does_not_stop_it() -> None:
+    told: list[Exception] = []
+    ticker, store, event = prepare([1.0, 2.0])
+    ticker._failed = told.append
+    tick, broken = store.tick, RuntimeError("a defect")
+
+    def fails_first() -> int | None:
+        if not told:
+            raise broken
+        return tick()
+
+    store.tick = fails_first  # type: ignore[method-assign]
+    run(ticker)
+    assert told == [broken]
+    assert event.waits == pytest.approx([1.0, 1.0, 2.0])
