@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
-PATIENCE = 60.0
+PATIENCE = 25.0
 """Seconds after which a test gives up on what should have come at once; far above what any busy machine needs."""
 
 
