@@ -15,8 +15,8 @@ def channel_arguments(max_message: int, connections: int, streams: int) -> Chann
         ("grpc.max_metadata_size", 16 * 1024),
         ("grpc.max_concurrent_streams", streams),
         ("grpc.max_allowed_incoming_connections", connections),
-        # Calls that have come and are not taken up yet. By default gRPC drops some from 1,000 on, whoever made them: one
-        # connection that opens and resets streams would then cost others their calls.
+        # Calls that have come and are not taken up yet. By default gRPC drops some from 1,000 on, whoever made them: so
+        # one connection that opens and resets streams would cost others their calls.
         ("grpc.server.max_pending_requests", 2 * streams),
         ("grpc.server.max_pending_requests_hard_limit", 4 * streams),
         ("grpc.server_handshake_timeout_ms", 20_000),
