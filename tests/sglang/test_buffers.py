@@ -133,6 +133,30 @@ def test_two_requests_in_one_room_are_told_apart(sides: Sides) -> None:
     assert second.finished_reason.status_code == 409
 
 
+@pytest.mark.parametrize("published", [False, True])
+@pytest.mark.parametrize("malformed", [False, True])
+def test_a_stranger_in_the_room_ends_nothing_of_its_owners(
+    target: str, sides: Sides, published: bool, malformed: bool
+) -> None:
+    room = 120 + 2 * published + malformed
+    owner = Made(token=1, room=room).request(rid="owner")
+    stranger = Made(token=2, room=room, top_val=[[-1.0]], logprob=-1.0).request(rid="stranger")
+    other = Sides(target)
+    assert sides.prefill.reserve(owner)
+    if published:
+        assert sides.publish(owner)
+    assert not (other.publish(stranger) if malformed else other.prefill.reserve(stranger))
+    assert stranger.finished_reason.status_code == (400 if malformed else 409)
+    other.prefill.abort(stranger, "once more", 400)  # as the engine does of whatever it aborts
+    other.prefill.link.settle()
+    if not published:
+        assert sides.publish(owner)
+    sides.decode.bind(0, Made(room=room).request(computed=False))
+    assert sides.decode.get_buf(0)[0][0].item() == 1
+    assert sides.decode.failure(0) is None
+    other.close()
+
+
 def test_fake_transfers_touch_no_store(tmp_path: Path) -> None:
     buffers = StoreMetadataBuffers(1, 16, torch.float32, 16, link=StoreLink(f"unix:{tmp_path}/nobody.sock"))
     source, request = Made(room=0).request(), Made(room=0).request(computed=False)

@@ -23,6 +23,7 @@ from pd_handoff.errors import (
     DeadlineExceeded,
     Draining,
     HandoffError,
+    HandoffExists,
     StaleReservation,
     StoreUnavailable,
     TooManyWaiters,
@@ -104,7 +105,6 @@ class StoreMetadataBuffers:
         self._reservations: dict[Key, Reservation] = {}
         self._checksums: dict[int, tuple[Any, int, int]] = {}
         self._bindings: dict[int, Binding] = {}
-        self._telling: Any = None
         self._padding: Any = None
         _buffers.add(self)
 
@@ -129,7 +129,7 @@ class StoreMetadataBuffers:
             log.warning("request %s: no slot before its prefill: %s", _rid(req), error)
             return False
         except HandoffError as error:
-            self._refuse(req, key, attempt, error)
+            self._refuse(req, key, attempt, None, error)
             return False
         self._reservations.pop(key, None)
         self._reservations[key] = held
@@ -163,7 +163,7 @@ class StoreMetadataBuffers:
             self.shape.check(record)
             self._publish(req, key, attempt, held, record)
         except HandoffError as error:
-            self._refuse(req, key, attempt, error)
+            self._refuse(req, key, attempt, held, error)
             return False
         self._attempts.end(key)
         return True
@@ -252,9 +252,8 @@ class StoreMetadataBuffers:
 
     def abort(self, req: Any, message: str, status_code: int | None = None) -> Future[bool] | None:
         """Ends the request's hand-off in the background, so that the other side aborts with this status and text.
-        None when there is nothing to end: a fake transfer, a request without a room, or one that the store itself has
-        just failed."""
-        if req is self._telling or is_fake_transfer(req) or req.bootstrap_room is None:
+        None when there is nothing to end: a fake transfer, a request without a room, or one that was refused before."""
+        if getattr(req, "handoff_refused", False) or is_fake_transfer(req) or req.bootstrap_room is None:
             return None
         bound = next((binding for binding in self._bindings.values() if binding.req is req), None)
         key = bound.key if bound else key_of(req)
@@ -305,19 +304,18 @@ class StoreMetadataBuffers:
                 log.warning("request %s, room %d: %s; publishing anew", _rid(req), key.room, error)
         self.link.prefill.put_once(key, record, **self._terms(req), attempt=attempt, max_wait=self.link.slot_wait)
 
-    def _refuse(self, req: Any, key: Key, attempt: int, error: HandoffError) -> None:
+    def _refuse(self, req: Any, key: Key, attempt: int, held: Reservation | None, error: HandoffError) -> None:
         log.warning("request %s, room %d: %s", _rid(req), key.room, error)
         self._attempts.end(key)
-        self.link.abort(key, Failure(error.http_status, error.reason, str(error)), attempt)
+        # Whoever owns the hand-off by now keeps it: what is refused for that reason has nothing of its own to end.
+        if not isinstance(error, (HandoffExists, StaleReservation)):
+            failure = Failure(error.http_status, error.reason, str(error))
+            self.link.abort_own(key, failure, attempt, held, self._terms(req))
         self._tell(req, error.http_status, str(error))
 
     def _tell(self, req: Any, status: int, message: str) -> None:
-        self._telling = req
         req.handoff_refused = True
-        try:
-            self._refused(req, message, status)
-        finally:
-            self._telling = None
+        self._refused(req, message, status)
 
 
 class _Rooms:

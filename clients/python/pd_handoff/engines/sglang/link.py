@@ -14,13 +14,26 @@ from pd_handoff import aio
 from pd_handoff._channel import DEFAULT_TARGET
 from pd_handoff._requests import new_name
 from pd_handoff.client import PrefillClient
-from pd_handoff.errors import HandoffError, RecordNotReady
+from pd_handoff.errors import (
+    ArenaFull,
+    DeadlineExceeded,
+    Draining,
+    HandoffAborted,
+    HandoffError,
+    HandoffExists,
+    RecordImmutable,
+    RecordNotReady,
+    StaleReservation,
+    StoreUnavailable,
+)
 from pd_handoff.handoff import Handoff
-from pd_handoff.model import Failure, Key
+from pd_handoff.model import Failure, Key, Reservation
 from pd_handoff.retries import Retries
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
+_CLAIM = 30.0  # seconds that an abort of one's own outlives a store that is away
+_CLAIM_PAUSE = 0.5  # seconds between two tries of it
 _LEAST_PAUSE = 0.05  # seconds between two asks for a record that a store refuses to wait for
 
 
@@ -93,6 +106,14 @@ class StoreLink:
         """Aborts in the background: a scheduler does not wait for it. The future tells, and the log when it failed."""
         return self._start(lambda client: _abort(client, key, failure, attempt), to_settle=True)
 
+    def abort_own(
+        self, key: Key, failure: Failure, attempt: int, held: Reservation | None, terms: dict[str, Any]
+    ) -> Future[bool]:
+        """Aborts in the background what this prefill holds, or could hold under `terms`; a hand-off of another owner
+        under the same key is left alone (False)."""
+        client = self.prefill
+        return self._start(lambda _: _abort_own(client, key, failure, attempt, held, terms), to_settle=True)
+
     def settle(self, timeout: float = 5.0) -> None:
         """Waits up to `timeout` seconds until the aborts sent so far have their answer."""
         background = self._background
@@ -142,6 +163,37 @@ async def _abort(client: aio.DecodeClient, key: Key, failure: Failure, attempt: 
     except HandoffError as error:
         log.warning("room %d: the abort did not reach the store: %s", key.room, error)
         raise
+
+
+async def _abort_own(
+    client: PrefillClient,
+    key: Key,
+    failure: Failure,
+    attempt: int,
+    held: Reservation | None,
+    terms: dict[str, Any],
+) -> bool:
+    """A key says nothing of its owner, so the abort goes by token: that of the reservation, or of one made for it. Runs
+    the blocking client in a thread, because one client a process is what the store knows as this producer."""
+    deadline = time.monotonic() + _CLAIM
+    while True:  # ends with the deadline
+        try:
+            if held is None:
+                held = await asyncio.to_thread(lambda: client.reserve(key, attempt=attempt, **terms))
+            return await asyncio.to_thread(client.abort, held, failure)
+        except (ArenaFull, Draining):  # nobody has the key: a store looks that up first
+            return await asyncio.to_thread(lambda: client.abort(key, failure, attempt=attempt))
+        except StaleReservation:
+            if held is None:
+                return False
+            held = None  # lost with a store that restarted, or overtaken: the next round tells
+        except (HandoffExists, HandoffAborted, RecordImmutable):
+            return False
+        except HandoffError as error:
+            if not isinstance(error, (StoreUnavailable, DeadlineExceeded)) or time.monotonic() >= deadline:
+                log.warning("room %d: the abort did not reach the store: %s", key.room, error)
+                raise
+            await asyncio.sleep(_CLAIM_PAUSE)
 
 
 class _Background:
