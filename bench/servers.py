@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -15,6 +14,9 @@ from pathlib import Path
 from typing import Any
 
 _START = 120.0  # seconds
+
+# The log's library loads this one where it finds it: 4 MiB, which only development tools bring along.
+_BARE = ("-c", "import sys; sys.modules['rich'] = None; from pd_handoff.cli import main; sys.exit(main())")
 
 
 @dataclass(frozen=True)
@@ -81,15 +83,17 @@ def store(
     *,
     transport: str = "fast",
     slots: int = 1024,
-    environment: dict[str, str] | None = None,
+    bare: bool = False,
     **settings: Any,
 ) -> Iterator[Process]:
-    """`pd-handoff serve`, once it is serving. Raises RuntimeError when it does not start."""
+    """`pd-handoff serve`, once it is serving; `bare` as in an environment that has what the store needs and no more.
+
+    Raises RuntimeError when it does not start.
+    """
     options = {"transport": transport, "slots": slots, "log-format": "json", **settings}
     flags = [part for name, value in options.items() for part in (f"--{name.replace('_', '-')}", str(value))]
     popen = subprocess.Popen(
-        [sys.executable, "-m", "pd_handoff.cli", "serve", "--listen", where, *flags],
-        env={**os.environ, **(environment or {})},
+        [sys.executable, *(_BARE if bare else ("-m", "pd_handoff.cli")), "serve", "--listen", where, *flags],
         stderr=subprocess.PIPE,
         text=True,
     )

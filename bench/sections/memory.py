@@ -32,7 +32,7 @@ def run(scene: Scene) -> None:
             floor.wait()
             for count in slots:
                 began = time.perf_counter()
-                with servers.store(f"unix:{directory}/{round_}-{count}", slots=count, **NARROW) as process:
+                with servers.store(f"unix:{directory}/{round_}-{count}", slots=count, bare=True, **NARROW) as process:
                     seconds = time.perf_counter() - began
                     _note(scene, f"store of {count:,} rows", process, seconds, process.told["arena_bytes"])
 
