@@ -99,7 +99,7 @@ def test_expiry_gives_room(store: LocalStore, steps: Steps) -> None:
 
 def test_nobody_else_is_held_up(store: LocalStore, unary: Steps) -> None:
     first, second = unary.reserve(a(1)), unary.reserve(a(2))
-    waiting = [unary.start_reserve(a(room), max_wait=60) for room in (3, 4, 5)]
+    waiting = [unary.start_reserve(a(room), max_wait=20) for room in (3, 4, 5)]
     store.until_waiting(3)
     unary.reserve(b(1))
     unary.put_once(b(2))
