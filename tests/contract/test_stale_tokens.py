@@ -100,6 +100,20 @@ def test_token_of_another_key(steps: Steps, use: Use, other: rp.HandoffKey) -> N
     assert_works(steps, other, others)
 
 
+def test_token_of_an_ended_hand_off_of_another_key(steps: Steps, store: LocalStore, use: Use) -> None:
+    token = steps.reserve(7).token
+    aborted, consumed = steps.reserve(8).token, steps.publish(9)
+    steps.abort(8)
+    steps.get(9, reader="decode")
+    store.advance(30)
+    for others in (aborted, consumed):
+        with refused("STALE_RESERVATION", state="RESERVED"):
+            use(steps, 7, others)
+        with refused("STALE_RESERVATION", state="NONE"):
+            use(steps, 99, others)
+    assert_works(steps, 7, token)
+
+
 @pytest.mark.parametrize("published", [False, True])
 def test_token_of_a_superseded_attempt(steps: Steps, use: Use, published: bool) -> None:
     stale = steps.publish(7) if published else steps.reserve(7).token
