@@ -157,6 +157,91 @@ def test_a_stranger_in_the_room_ends_nothing_of_its_owners(
     other.close()
 
 
+def test_two_live_requests_of_one_room_on_decode(sides: Sides) -> None:
+    first, second = (Made(room=130).request(rid=rid, computed=False) for rid in ("first", "second"))
+    sides.decode.bind(0, first)
+    sides.decode.bind(1, second)
+    failure = sides.decode.failure(1)
+    assert failure is not None
+    assert failure.http_status == 409
+    assert "room 130, sample 0 belongs to another request" in failure.message
+    assert sides.decode.abort(second, "gone") is None
+    assert sides.decode.fail(decode_entry(second, 1))
+    assert second.finished_reason.status_code == 409
+    sides.decode.clear_slot(1)
+
+    assert sides.publish(Made(token=4, room=130).request(rid="first"))
+    assert sides.decode.get_buf(0)[0][0].item() == 4
+    sides.decode.clear_slot(0)
+
+
+@pytest.mark.parametrize("published", [False, True])
+def test_two_live_requests_of_one_room_on_prefill(sides: Sides, published: bool) -> None:
+    room = 131 + published
+    first, second = (Made(token=token, room=room).request(rid=str(token)) for token in (1, 2))
+    assert sides.prefill.reserve(first)
+    if published:
+        assert sides.publish(first)
+    assert sides.prefill.abort(second, "gone before it began") is None
+    assert not sides.publish(second)
+    assert second.finished_reason.status_code == 409
+    if not published:
+        assert sides.publish(first)
+    sides.decode.bind(0, Made(room=room).request(computed=False))
+    assert sides.decode.get_buf(0)[0][0].item() == 1
+    sides.decode.clear_slot(0)
+
+    first.finished_reason = load("srt.managers.schedule_batch").FINISH_LENGTH(length=0)
+    third = Made(token=3, room=room).request(rid="3")  # of the same room, after the first was over
+    assert sides.prefill.reserve(third)
+    assert sides.publish(third)
+    sides.decode.bind(0, Made(room=room).request(computed=False))
+    assert sides.decode.get_buf(0)[0][0].item() == 3
+
+
+def test_a_record_that_does_not_fit_decodes_rows_fails_its_request(target: str, sides: Sides) -> None:
+    buffers = StoreMetadataBuffers(1, 32, torch.bfloat16, 16, link=StoreLink(target))
+    assert sides.publish(Made(room=133, hidden=torch.ones(16, dtype=torch.bfloat16)).request())
+    request = Made(room=133).request(computed=False)
+    buffers.bind(0, request)
+    assert buffers.get_buf(0)[0][0].item() == 0
+    assert not buffers.ready(0)
+    assert request.finished_reason.status_code == 500
+    assert "bfloat16 of shape [16], this engine's rows are bfloat16 of shape [32]" in request.finished_reason.message
+    buffers.close()
+
+
+def test_half_a_state_fails_its_request(sides: Sides) -> None:
+    source = Made(room=134, hidden=torch.ones(16, dtype=torch.bfloat16), topk_p=torch.ones(4)).request()
+    assert not sides.publish(source)
+    assert "speculative.topk_index" in source.finished_reason.message
+    source = Made(room=135).request()
+    source.return_sampling_mask, source.sampling_mask_rows = True, None
+    assert not sides.publish(source)
+    assert "no rows of it are queued" in source.finished_reason.message
+
+
+def test_a_token_that_cannot_be_read_fails_its_request(
+    target: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PD_HANDOFF_TARGET", target)
+    monkeypatch.setenv("PD_HANDOFF_TOKEN_FILE", str(tmp_path / "absent"))
+    buffers = StoreMetadataBuffers(2, 16, torch.float32, 16)
+    source, request = Made(room=136).request(), Made(room=136).request(computed=False)
+    assert not buffers.reserve(source)
+    assert "PD_HANDOFF_TOKEN_FILE cannot be read" in source.finished_reason.message
+    buffers.bind(0, request)
+    buffers.get_buf(0)
+    assert "PD_HANDOFF_TOKEN_FILE cannot be read" in request.finished_reason.message
+    buffers.close()
+
+
+def test_a_misspelt_policy_is_found_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PD_HANDOFF_ADMISSION", "Clamp")
+    with pytest.raises(ValueError, match='PD_HANDOFF_ADMISSION must be "reject" or "clamp"'):
+        link_from_environment()
+
+
 def test_fake_transfers_touch_no_store(tmp_path: Path) -> None:
     buffers = StoreMetadataBuffers(1, 16, torch.float32, 16, link=StoreLink(f"unix:{tmp_path}/nobody.sock"))
     source, request = Made(room=0).request(), Made(room=0).request(computed=False)

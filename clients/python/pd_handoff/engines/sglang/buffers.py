@@ -12,7 +12,7 @@ from http import HTTPStatus
 from typing import Any
 
 from pd_handoff.engines.sglang.attempts import REMEMBERED, Attempts
-from pd_handoff.engines.sglang.binding import Binding
+from pd_handoff.engines.sglang.binding import Binding, refused, shared
 from pd_handoff.engines.sglang.environment import link_from_environment
 from pd_handoff.engines.sglang.keys import is_fake_transfer, key_of
 from pd_handoff.engines.sglang.link import StoreLink
@@ -103,6 +103,7 @@ class StoreMetadataBuffers:
         self._refused = refused or _prepare_abort
         self._attempts = Attempts()
         self._reservations: dict[Key, Reservation] = {}
+        self._live: weakref.WeakValueDictionary[Key, Any] = weakref.WeakValueDictionary()  # prefill's requests
         self._checksums: dict[int, tuple[Any, int, int]] = {}
         self._bindings: dict[int, Binding] = {}
         self._padding: Any = None
@@ -121,6 +122,8 @@ class StoreMetadataBuffers:
             key = key_of(req)
         except HandoffError as error:
             self._tell(req, error.http_status, str(error))
+            return False
+        if self._share(req, key):
             return False
         attempt = self._begin(req, key)
         try:
@@ -156,6 +159,8 @@ class StoreMetadataBuffers:
         except HandoffError as error:
             self._tell(req, error.http_status, str(error))
             return False
+        if self._share(req, key):
+            return False
         held = self._reservations.pop(key, None)
         attempt = held.attempt if held else self._begin(req, key)
         try:
@@ -173,15 +178,24 @@ class StoreMetadataBuffers:
     def bind(self, idx: int, req: Any) -> None:
         """Row `idx` is for this request: its record is waited for from now on, in the background.
 
-        Raises InvalidRequest for a request without a room.
+        A second request of a key whose first is still bound and live fails with 409, and the first goes on. Raises
+        InvalidRequest for a request without a room.
         """
         self.clear_slot(idx)
         if is_fake_transfer(req):
-            self._bindings[int(idx)] = Binding(idx, req, Key(0), 0, None)
+            self._bindings[int(idx)] = Binding(idx, req, Key(0), 0, None, self.shape)
             return
         key = key_of(req)
+        for other in tuple(self._bindings.values()):
+            if other.key != key or other.future is None or not other.owns:
+                continue
+            if _live(other.req, req):
+                log.warning("request %s: %s", _rid(req), shared(key))
+                self._bindings[int(idx)] = Binding(idx, req, key, 0, refused(key), self.shape, owns=False)
+                return
+            self.clear_slot(other.idx)
         attempt = self._begin(req, key)
-        self._bindings[int(idx)] = Binding(idx, req, key, attempt, self.link.read(key, attempt))
+        self._bindings[int(idx)] = Binding(idx, req, key, attempt, self.link.read(key, attempt), self.shape)
 
     def ready(self, idx: int) -> bool:
         """True once the row's record is here, whatever its room; also for fake transfers, which have none."""
@@ -240,7 +254,7 @@ class StoreMetadataBuffers:
         """The row's request is done with it. A record still waited for is no longer; prefill, if it comes, learns
         that."""
         binding = self._bindings.pop(int(idx), None)
-        if binding is None or binding.future is None:
+        if binding is None or binding.future is None or not binding.owns:
             return
         self._attempts.end(binding.key)
         if not binding.future.done():
@@ -252,11 +266,14 @@ class StoreMetadataBuffers:
 
     def abort(self, req: Any, message: str, status_code: int | None = None) -> Future[bool] | None:
         """Ends the request's hand-off in the background, so that the other side aborts with this status and text.
-        None when there is nothing to end: a fake transfer, a request without a room, or one that was refused before."""
+        None when there is nothing to end: a fake transfer, a request without a room, one that was refused before, or
+        one whose key is another live request's."""
         if getattr(req, "handoff_refused", False) or is_fake_transfer(req) or req.bootstrap_room is None:
             return None
         bound = next((binding for binding in self._bindings.values() if binding.req is req), None)
         key = bound.key if bound else key_of(req)
+        if (bound and not bound.owns) or self._sharer(req, key):
+            return None
         attempt = bound.attempt if bound else self._attempts.current(key)
         self._reservations.pop(key, None)
         self._attempts.end(key)
@@ -286,6 +303,20 @@ class StoreMetadataBuffers:
 
     def _begin(self, req: Any, key: Key) -> int:
         return self._attempts.begin(key, getattr(req, "handoff_attempt", None))
+
+    def _sharer(self, req: Any, key: Key) -> bool:
+        """Whether the key is that of another request, under way on prefill."""
+        other = self._live.get(key)
+        return other is not None and _rid(other) != _rid(req) and _live(other, req)
+
+    def _share(self, req: Any, key: Key) -> bool:
+        """Takes the key for this request, or fails the request, and says True, when another live one has it."""
+        if self._sharer(req, key):
+            log.warning("request %s: %s", _rid(req), shared(key))
+            self._tell(req, HandoffExists().http_status, shared(key))
+            return True
+        self._live[key] = req
+        return False
 
     def _terms(self, req: Any) -> dict[str, Any]:
         # Compared within one room: two requests that were given the same room are told apart, a retry is recognised.
@@ -356,6 +387,11 @@ def _failure(message: str, status_code: int | None) -> Failure:
         return Failure(status, HTTPStatus(status).name, message)
     except ValueError:
         return Failure(status, "ABORTED", message)
+
+
+def _live(other: Any, req: Any) -> bool:
+    """Whether `other` is another request that has not ended: a retracted one comes back itself, or after its end."""
+    return other is not req and getattr(other, "finished_reason", None) is None
 
 
 def _rid(req: Any) -> str:

@@ -24,7 +24,7 @@ from pd_handoff._channel import DEFAULT_TARGET, tls_credentials
 from pd_handoff.client import DecodeClient
 from pd_handoff.engines.sglang.admission import Admission, Policy
 from pd_handoff.engines.sglang.link import StoreLink
-from pd_handoff.errors import HandoffError
+from pd_handoff.errors import HandoffError, Unauthenticated
 from pd_handoff.retries import NO_RETRIES
 
 log = logging.getLogger(__name__)
@@ -36,6 +36,7 @@ def link_from_environment(**overrides: Any) -> StoreLink:
     """The StoreLink that the environment describes. Publishes only on the rank of a prefill that SGLang lets speak
     for the others: the first of its attention group, in the last stage of a pipeline. Raises ValueError for a bad
     setting."""
+    _policy()
     settings = {
         "target": os.environ.get("PD_HANDOFF_TARGET") or DEFAULT_TARGET,
         "expected_readers": _count("PD_HANDOFF_EXPECTED_READERS", 1),
@@ -94,8 +95,7 @@ class _Limits:
             if self._client is None:
                 target = os.environ["PD_HANDOFF_TARGET"]
                 self._client = DecodeClient(target, timeout=1.0, retries=NO_RETRIES, **_connection())
-            policy = os.environ.get("PD_HANDOFF_ADMISSION") or "reject"
-            self._admission = Admission(self._client.capabilities(), cast(Policy, policy))
+            self._admission = Admission(self._client.capabilities(), _policy())
             self._ask_at = time.monotonic() + REFRESH
         except HandoffError as error:
             log.warning("the limits of the store are not known: %s", error)
@@ -109,11 +109,25 @@ def _connection() -> dict[str, Any]:
     settings: dict[str, Any] = {"namespace": os.environ.get("PD_HANDOFF_NAMESPACE", "")}
     token_file = os.environ.get("PD_HANDOFF_TOKEN_FILE")
     if token_file:
-        settings["token"] = lambda: Path(token_file).read_text(encoding="ascii").strip()
+        settings["token"] = lambda: _token(token_file)
     authority = os.environ.get("PD_HANDOFF_TLS_CA")
     if authority:
         settings["credentials"] = tls_credentials(ca=Path(authority).read_bytes())
     return settings
+
+
+def _token(file: str) -> str:
+    try:
+        return Path(file).read_text(encoding="ascii").strip()
+    except (OSError, ValueError) as error:
+        raise Unauthenticated(f"PD_HANDOFF_TOKEN_FILE cannot be read: {error}") from error
+
+
+def _policy() -> Policy:
+    text = os.environ.get("PD_HANDOFF_ADMISSION") or "reject"
+    if text not in ("reject", "clamp"):
+        raise ValueError(f'PD_HANDOFF_ADMISSION must be "reject" or "clamp", is {text!r}')
+    return cast(Policy, text)
 
 
 def _count(name: str, otherwise: int) -> int:

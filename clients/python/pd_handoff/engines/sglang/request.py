@@ -46,6 +46,8 @@ def record_from_request(req: Any, *, kv_checksum: tuple[int, int] | None = None)
         modality_tokens=ModalityTokens(image, audio, video),
     )
     if req.return_sampling_mask:
+        if req.sampling_mask_rows is None:
+            raise invalid_record("sampling_mask", "the request asks for one, and no rows of it are queued")
         _read_sampling_mask(record, req.sampling_mask_rows.view())
     if req.hidden_states_tensor is not None:
         record.speculative = _speculative(req)
@@ -100,6 +102,9 @@ def _read_sampling_mask(record: Record, chunk: Any) -> None:
 
 def _speculative(req: Any) -> SpeculativeState:
     state = SpeculativeState(hidden_states=req.hidden_states_tensor)
+    if (req.output_topk_p is None) != (req.output_topk_index is None):
+        absent = "topk_p" if req.output_topk_p is None else "topk_index"
+        raise invalid_record(f"speculative.{absent}", "absent, while its counterpart is there")
     if req.output_topk_p is not None:
         state.topk_p, state.topk_index = req.output_topk_p, req.output_topk_index
         values, indices = req.output_topk_p.numel(), req.output_topk_index.numel()
