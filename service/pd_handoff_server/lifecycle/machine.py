@@ -78,7 +78,7 @@ class Lifecycle:
         With `barge` False others wait for slots already: only a slot that the plan itself frees may be taken. Raises
         Refusal ARENA_FULL, having changed nothing.
         """
-        if not (barge and self.slots.free) and plan.kept is None and plan.replaces is None:
+        if plan.kept is None and plan.replaces is None and not (barge and self.slots.free):
             supply = self.available + self._restartable(plan.spec) if barge else self._restartable(plan.spec)
             if supply < 1:
                 raise self.full()
@@ -131,13 +131,11 @@ class Lifecycle:
 
     def _carry_out(self, plan: Plan) -> Handoff:
         spec = plan.spec
-        if spec.producer is not None:
-            self._accept_producer(spec)
+        self._accept_producer(spec)
         if plan.kept is not None:
             self._renew(plan.kept, spec)
             return plan.kept
-        if plan.replaces is not None:
-            self._replace(plan)
+        self._replace(plan)
         for fenced in self._tombstones.fence(spec.key, spec.attempt):
             for observer in self._observers:
                 observer.forgotten(fenced)
@@ -151,8 +149,7 @@ class Lifecycle:
         self._live[spec.key] = handoff
         if self.quotas.limits:
             self.quotas.take(spec.key[0])
-        if spec.producer is not None:
-            self._index_producer(handoff)
+        self._index_producer(handoff)
         self._deadlines.watch(handoff)
         for observer in self._observers:
             observer.reserved(handoff)

@@ -65,9 +65,9 @@ class Policy:
         return min(max(lease, self.lease_min), self.lease_max)
 
 
-@dataclass(slots=True, unsafe_hash=True)  # frozen ones take four times as long to make
+@dataclass(frozen=True, slots=True)
 class Spec:
-    """What a Reserve asks for, already checked for form; never changed.
+    """What a Reserve asks for, already checked for form.
 
     `lease` is in nanoseconds, None for the default. `widths` is carried for display only. `producer` is (instance id,
     epoch).

@@ -91,8 +91,13 @@ class Calls:
         answer = self._store.reserve(spec, wait, later, call)
         return self._reserve_bytes(answer) if isinstance(answer, Handoff) else answer
 
+    def _reserve_response(self, handoff: Handoff) -> pb.ReserveResponse:
+        response = pb.ReserveResponse(token=handoff.token, store_epoch=self._epoch)
+        response.lease.seconds, response.lease.nanos = divmod(handoff.lease, 1_000_000_000)
+        return response
+
     def _reserve_bytes(self, handoff: Handoff) -> bytes:
-        return wire.reserve_response(handoff.token, handoff.lease, self._epoch)
+        return self._reserve_response(handoff).SerializeToString()
 
     def batch_reserve(self, data: bytes, call: Call, done: Done) -> Answer:
         """All or none."""
@@ -119,7 +124,7 @@ class Calls:
         return self._batch_reserve_bytes(answer) if isinstance(answer, list) else answer
 
     def _batch_reserve_bytes(self, handoffs: list[Handoff]) -> bytes:
-        return b"".join(wire.framed(1, self._reserve_bytes(handoff)) for handoff in handoffs)
+        return pb.BatchReserveResponse(responses=map(self._reserve_response, handoffs)).SerializeToString()
 
     # -- Put -----------------------------------------------------------------------------------------------------------
 

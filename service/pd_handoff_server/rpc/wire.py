@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 
-from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 from pd_handoff.v1 import metadata_store_pb2 as pb
 
@@ -62,22 +61,10 @@ def _stamp(tag: int, wall: int) -> bytes:
 
 
 @functools.cache
-def _ends(epoch: str) -> tuple[bytes, bytes, bytes]:
-    """How each PutResponse, GetResponse and ReserveResponse of a store ends."""
-    ends = (pb.PutResponse(store_epoch=epoch), pb.GetResponse(store_epoch=epoch), pb.ReserveResponse(store_epoch=epoch))
-    put, get, reserve = (end.SerializeToString() for end in ends)
-    return put, get, reserve
-
-
-@functools.lru_cache(64)
-def _lease(nanoseconds: int) -> bytes:
-    """The lease of a ReserveResponse: there are few different ones."""
-    return framed(2, Duration(seconds=nanoseconds // _SECOND, nanos=nanoseconds % _SECOND).SerializeToString())
-
-
-def reserve_response(token: bytes, lease: int, epoch: str) -> bytes:
-    """A ReserveResponse; `lease` in nanoseconds."""
-    return b"\x0a" + varint(len(token)) + token + _lease(lease) + _ends(epoch)[2]
+def _ends(epoch: str) -> tuple[bytes, bytes]:
+    """How each PutResponse and each GetResponse of a store ends."""
+    put, get = pb.PutResponse(store_epoch=epoch), pb.GetResponse(store_epoch=epoch)
+    return put.SerializeToString(), get.SerializeToString()
 
 
 def put_response(published_wall: int, epoch: str) -> bytes:

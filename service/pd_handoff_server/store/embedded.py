@@ -14,7 +14,7 @@ from pd_handoff_server import refusal
 from pd_handoff_server.arena.arena import Arena, DamagedRowError
 from pd_handoff_server.arena.draft import Draft, check_widths, measure
 from pd_handoff_server.lifecycle import Failure, Handoff, Key, Lifecycle, Outcome, Spec, State, Tombstone, reader_mark
-from pd_handoff_server.lifecycle.admission import Plan, outcome_refusal
+from pd_handoff_server.lifecycle.admission import outcome_refusal
 from pd_handoff_server.lifecycle.clock import Clock
 from pd_handoff_server.lifecycle.deadlines import NEVER
 from pd_handoff_server.refusal import Refusal
@@ -147,16 +147,13 @@ class EmbeddedStore:
 
     def reserve(self, spec: Spec, max_wait: int, done: Done, origin: Origin | None = None) -> Handoff | Parked:
         """See `Store`."""
-        self._lock.acquire()
-        try:
+        with self._inside:
             self._refuse_draining()
             try:
                 return self._reserve(spec)
             except Refusal as refused:
                 self._refuse_unless_waiting_helps(refused, max_wait, [spec])
                 return self._park(Claimant([spec], self._until(max_wait), done, self._cancel), origin)
-        finally:
-            self.leave()
 
     def reserve_all(
         self, specs: Sequence[Spec], max_wait: int, done: Done, origin: Origin | None = None
@@ -177,14 +174,12 @@ class EmbeddedStore:
             shelf = self._waiting.shelf_before(specs)
             raise refused if shelf is None else self._lifecycle.full(shelf)
 
-    def _reserve(self, spec: Spec, plan: Plan | None = None) -> Handoff:
-        if plan is None:
-            plan = self._lifecycle.admit(spec)
+    def _reserve(self, spec: Spec) -> Handoff:
+        plan = self._lifecycle.admit(spec)
         if spec.widths is not None:
             check_widths(spec.widths, self._layout)
-        if not self._waiting.claimants:
-            return self._lifecycle.commit(plan)
-        handoff = self._lifecycle.commit(plan, barge=not self._waiting.anyone_before([spec]))
+        waiting = self._waiting
+        handoff = self._lifecycle.commit(plan, barge=not (waiting.claimants and waiting.anyone_before([spec])))
         self._note_reserved([spec])
         return handoff
 
@@ -253,10 +248,10 @@ class EmbeddedStore:
     def _put_reserving(
         self, spec: Spec, record: record_pb2.HandoffRecord, max_wait: int, done: Done, origin: Origin | None
     ) -> int | Parked:
-        plan = self._lifecycle.admit(spec)
+        self._lifecycle.admit(spec)
         draft = measure(record, self._layout)
         try:
-            handoff = self._reserve(spec, plan)
+            handoff = self._reserve(spec)
         except Refusal as refused:
             self._refuse_unless_waiting_helps(refused, max_wait, [spec])
             return self._park(Claimant([spec], self._until(max_wait), done, self._cancel, draft=draft), origin)
