@@ -38,7 +38,9 @@ def main() -> int:
         with scene.stack:
             for name in arguments.only or SECTIONS:
                 seen = set(report.sections())
+                started = time.monotonic()
                 SECTIONS[name](scene)
+                report.about.setdefault("seconds by section", {})[name] = round(time.monotonic() - started)
                 for section in report.sections():
                     if section not in seen:
                         print(f"\n## {section}\n\n{report.table(section)}", flush=True)
@@ -46,6 +48,7 @@ def main() -> int:
     for what in report.missing:
         print(f"\nmissing: {what}")
     report.about["seconds"] = round(time.monotonic() - began)
+    print(f"\nseconds by section: {report.about['seconds by section']}")
     report.save(arguments.json)
     print(f"\n{report.about['seconds']} s; all figures in {arguments.json}")
     return 0

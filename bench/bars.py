@@ -50,6 +50,10 @@ def _pairs(section: str, measure: str, over: str, under: str, limit: float, *, a
     return found
 
 
+def _h2load(measure: str, under: str) -> tuple[Rows, Rows]:
+    return (load.H2LOAD, "store fast", measure), (load.H2LOAD, under, measure)
+
+
 def _batch_gain(report: Report) -> list[float]:
     over = report.row(batches.section(32), "client, store fast", "put and get")
     put = report.row(blocking.SECTION, "client, unary", "put p50")
@@ -68,14 +72,26 @@ def bars() -> list[Bar]:
         *_pairs(load.SECTION, "calls", "store fast", "echo aio", 3.0, at_least=True),
         *_pairs(load.SECTION, "server CPU", "store fast", "echo aio", 1 / 3),
         *_pairs(load.SECTION, "calls", "store fast", "echo fast", 0.75, at_least=True),
+        *(
+            Bar(f"h2load, Get {measure}: store fast / {echo}", limit, _ratio(*_h2load(measure, echo)), at_least)
+            for measure, echo, limit, at_least in (
+                ("calls", "echo aio", 3.0, True),
+                ("server CPU", "echo aio", 1 / 3, False),
+                ("calls", "echo fast", 0.75, True),
+            )
+        ),
         Bar("Put and Get in batches of 32 / unary calls, one in flight, records/s", 10.0, _batch_gain, True),
         *_pairs(blocking.SECTION, "p50", "client, Session", plain, 0.4),
         *_pairs(blocking.SECTION, "p50", "client, unary", plain, 0.4),
         *_pairs(blocking.SECTION, "p50", "stub, store fast", plain, 0.4),
         *_pairs(blocking.SECTION, "p50", "client, unary", redis, 2.0),
-        *_pairs(blocking.SECTION, "p50", "client, unary", "etcd", 1.0),
-        *_pairs(blocking.SECTION, "p50", "client, unary", "mooncake", 1.0),
         *_pairs(blocking.SECTION, "p50", "client, Session", redis, 1.0),
+        *(
+            bar
+            for how in ("client, Session", "client, unary")
+            for peer in ("etcd", "mooncake")
+            for bar in _pairs(blocking.SECTION, "p50", how, peer, 1.0)
+        ),
         Bar(
             f"Put to the answer of a waiting Get, p50: client, Session / {popped}",
             1.2,
@@ -91,7 +107,7 @@ def bars() -> list[Bar]:
         *(
             Bar(f"{cpu}: {many} / {few}", 1.1, _ratio((section, many, cpu), (section, few, cpu)))
             for section, few, large in (
-                (growth.ROWS, "1,024 rows", ("65,536 rows", "16,384 rows")),
+                (growth.ROWS, "1,024 rows", ("65,536 rows", "8,192 rows")),
                 (growth.PARKED, "0 waiting", ("10,000 waiting", "1,000 waiting")),
             )
             for many in large

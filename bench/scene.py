@@ -49,7 +49,7 @@ class Amount:
 
 
 FULL = Amount(rounds=7, calls=8000, singles=1500, slots=8192)
-QUICK = Amount(rounds=2, calls=1500, singles=250, slots=2048)
+QUICK = Amount(rounds=2, calls=1000, singles=120, slots=1024)
 
 
 class Scene:

@@ -17,14 +17,15 @@ _LEAST = 512  # rows that a round uses, whatever the store has
 def run(scene: Scene) -> None:
     """In turns between the sizes."""
     quick = scene.amount.rounds < 4
-    sizes = (1024, 16384) if quick else (1024, 8192, 65536)
+    sizes = (1024, 8192) if quick else (1024, 8192, 65536)
     narrow = {**NARROW, "max_hidden_state_bytes": 0}
+    rounds = scene.amount.rounds * (1 if quick else 3)
     with servers.directory() as directory:
         stores = {}
         for size in sizes:
             where = f"unix:{directory}/{size}"
             stores[size] = scene.stack.enter_context(servers.store(where, slots=size, **narrow))
-        for _ in range(scene.amount.rounds * 3):
+        for _ in range(rounds):
             for size, process in stores.items():
                 _puts(scene, ROWS, f"{size:,} rows", process)
         parked = (0, 1000) if quick else (0, 1000, 10000)
@@ -34,7 +35,7 @@ def run(scene: Scene) -> None:
             process = scene.stack.enter_context(servers.store(where, slots=sizes[0], **narrow))
             scene.stack.callback(http2.park(process.address, STORE + "Get", _waits(count)))
             waiting[count] = process
-        for _ in range(scene.amount.rounds * 3):
+        for _ in range(rounds):
             for count, process in waiting.items():
                 _puts(scene, PARKED, f"{count:,} waiting", process)
 

@@ -10,12 +10,13 @@ from pd_handoff.v1 import metadata_store_pb2 as pb
 
 from bench import http2, records
 from bench.results import percentile
-from bench.scene import QUICK, Scene
+from bench.scene import Scene
 from bench.servers import Process
 
 STORE = "/pd_handoff.v1.MetadataStore/"
 SECTION = "load, 64 in flight, 1.5 KB, Unix socket"
 ONE = "load, 1 in flight, 1.5 KB, Unix socket"
+H2LOAD = "h2load -c1 -m64, Get of one record, 1.5 KB, Unix socket"
 SUBJECTS = ("store fast", "echo fast", "store aio", "echo aio")
 
 
@@ -98,8 +99,7 @@ def _h2load(scene: Scene) -> None:
     if shutil.which("h2load") is None:
         scene.report.lacks("h2load (apt nghttp2-client; run tools/bench-peers.sh)")
         return
-    section = "h2load -c1 -m64, Get of one record, 1.5 KB, Unix socket"
-    count = scene.amount.calls if scene.amount is not QUICK else 3000
+    count = scene.amount.calls
     room = scene.rooms()
     message = records.gets([room], consume=False)[0]
     body = scene.directory / "h2load-body"
@@ -112,8 +112,8 @@ def _h2load(scene: Scene) -> None:
         before = process.usage()
         rate = _h2load_rate(process.address, body, count)
         used = process.usage() - before
-        scene.report.add(section, name, "calls", "1/s", rate)
-        scene.report.add(section, name, "server CPU", "µs", used.cpu / count * 1e6)
+        scene.report.add(H2LOAD, name, "calls", "1/s", rate)
+        scene.report.add(H2LOAD, name, "server CPU", "µs", used.cpu / count * 1e6)
 
 
 def _h2load_rate(address: str, body: Path, count: int) -> float:
