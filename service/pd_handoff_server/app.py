@@ -14,6 +14,7 @@ import structlog
 from . import __version__, config, process
 from .arena.layout import Layout
 from .config import ConfigError, Settings
+from .heap import keep_lean
 from .lifecycle import Clock, SystemClock
 from .memory import ArenaTooLargeError
 from .persistence.errors import ArenaFileError
@@ -134,7 +135,9 @@ async def serve(settings: Settings) -> int:
         await app.server.stop(0)
         app.telemetry.stop()
         return EXIT_FAILED
+    lean = asyncio.ensure_future(keep_lean())
     await ending.wait()
+    lean.cancel()
     await app.stop()
     return EXIT_OK
 

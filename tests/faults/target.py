@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -29,20 +31,18 @@ class Target:
 
     Attributes:
         address: where it listens.
-        kept: bytes that it holds more than before the first attack.
     """
 
     def __init__(self, store: ProcessStore, report: Report, transport: str, say: Callable[[str], None]) -> None:
         self.report = report
         self.address = store.target
-        self.kept = 0
         self._store = store
         self._transport = transport
         self._say = say
         self._room = 1 << 40
         self._honest: Any = self.channel()
         self.check("before any attack")
-        self._before = self._memory("VmRSS")
+        self._start = self._used()
 
     def channel(self, *options: tuple[str, Any]) -> Any:
         """A connection of its own."""
@@ -106,13 +106,12 @@ class Target:
         self.expect(self._store.process.poll() is None, f"{what}: the store has ended")
         self.check(f"after {what}")
         height = self._memory("VmHWM") - before
-        self.kept = self._memory("VmRSS") - self._before
         self._most("MiB at the height", height)
         self.expect(height < CEILING, f"{what}: grew by {height >> 20} MiB")
         fresh = self._complaints()[len(complaints) :]
         self.expect(not fresh, f"{what}: {len(fresh)} complaints in the log: {fresh[:3]}")
         spent = time.monotonic() - began
-        self._say(f"{self._transport}: {what}: {spent:.1f} s, height {height >> 20} MiB, kept {self.kept >> 20} MiB")
+        self._say(f"{self._transport}: {what}: {spent:.1f} s, height {height >> 20} MiB, heap {self._used() >> 20} MiB")
 
     def _most(self, name: str, size: int) -> None:
         self.report.figures[name] = max(self.report.figures.get(name, 0), size >> 20)
@@ -130,11 +129,25 @@ class Target:
 
         eventually(free, "every slot is free again", SECONDS)
 
-    def rest(self, round_: int, former: int, slack: int) -> None:
-        """After a round of attacks: the store may not have grown by more than `slack` bytes over the former one."""
-        self._most(f"MiB kept after round {round_}", self.kept)
-        grown = self.kept - former
-        self.expect(grown < slack, f"round {round_} left {grown >> 20} MiB more than the one before")
+    def _used(self) -> int:
+        """Bytes of the store's heap that are in use, as it tells them."""
+        address = next(event["metrics"] for event in self._store.events if event["event"] == "serving")
+        with urllib.request.urlopen(f"http://{address}/metrics", timeout=SECONDS) as answer:
+            found = re.search(r'^pd_handoff_heap_bytes\{state="used"\} (\S+)$', answer.read().decode(), re.MULTILINE)
+        return int(float(found[1])) if found else 0
+
+    def rest(self, number: int, slack: int) -> None:
+        """After a round of attacks: no more than `slack` bytes may be in use beyond what was before the first."""
+
+        def grown() -> int:
+            return self._used() - self._start
+
+        try:
+            eventually(lambda: grown() < slack, "memory is free again", SECONDS)
+        except AssertionError:
+            self.fault(f"{grown() >> 20} MiB more are in use after round {number} than before the first")
+        name = f"KiB more in use after round {number}"
+        self.report.figures[name] = max(self.report.figures.get(name, 0), grown() >> 10)
 
     def close(self) -> None:
         """Hang up."""

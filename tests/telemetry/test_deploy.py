@@ -25,6 +25,7 @@ from .conftest import Watched
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 LABELS = {
+    "pd_handoff_heap_bytes": {"state"},
     "pd_handoff_info": {"version", "store_epoch", "schema_fingerprint"},
     "pd_handoff_slots": {"state"},
     "pd_handoff_waiters": {"kind"},
@@ -37,7 +38,7 @@ LABELS = {
 }
 SCRAPED = {"job", "instance"}
 VALUES = {
-    "state": {"free", "reserved", "published", "consumed", "quarantined", "none"},
+    "state": {"free", "reserved", "published", "consumed", "quarantined", "none", "used"},
     "outcome": {"completed", "aborted", "expired", "superseded", "restarted"},
     "reason": {OK, CANCELLED, *CODES},
 }

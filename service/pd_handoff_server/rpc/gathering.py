@@ -102,6 +102,7 @@ class Gathering:
             if self._finished or None in self.results:
                 return
             self._finished = True
+        self.parked.clear()  # they lead back here, and the search for cycles is rare
         self._done(self._whole())
 
     def cancel(self) -> bool:

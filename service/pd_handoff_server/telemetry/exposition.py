@@ -9,6 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from pd_handoff_server import __version__
+from pd_handoff_server.heap import heap
 from pd_handoff_server.rpc.capabilities import SCHEMA_FINGERPRINT
 from pd_handoff_server.store.interface import Store
 
@@ -38,6 +39,12 @@ class StoreCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """One family after the other."""
         yield _gauge("serving", "1 while the store takes calls, 0 while it starts or drains.", self._sources.serving)
+        found = heap()
+        if found is not None:
+            memory = GaugeMetricFamily("pd_handoff_heap_bytes", "Bytes of the process's heap.", labels=("state",))
+            memory.add_metric(("used",), found.used)
+            memory.add_metric(("free",), found.free)
+            yield memory
         yield from self._store()
         yield from self._lives()
         yield from self._calls()

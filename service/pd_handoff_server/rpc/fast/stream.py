@@ -50,9 +50,9 @@ class Stream:
         self._call = event.call
         self._front = front
         self._session: Any = None
-        self._on_received = Step(self._received)
-        self._on_sent = Step(self._sent)
-        self._on_both = Step(self._answered_and_received)
+        self._on_received: Any = Step(self._received)
+        self._on_sent: Any = Step(self._sent)
+        self._on_both: Any = Step(self._answered_and_received)
         self._unsent: deque[bytes] = deque()
         self._unsent_bytes = 0
         self._direct: list[bytes] | None = None  # collects what the serving thread itself answers to one request
@@ -132,6 +132,8 @@ class Stream:
             if self._due or not self._ended:
                 return None
         self._front.streams.discard(self)
+        # All of these lead back here. A stream must not wait for the search for cycles, which is rare: see `process`.
+        self._session = self._on_received = self._on_sent = self._on_both = None
         return self
 
     # -- requests ------------------------------------------------------------------------------------------------------
