@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable
 
 import grpc
 import pytest
@@ -14,11 +13,10 @@ from pd_handoff.v1 import metadata_store_pb2 as pb
 from tests.support import records, requests
 from tests.support.caller import Stream
 from tests.support.failures import CallFailed, refused
+from tests.support.fixtures import Launch
 from tests.support.local import LocalStore
 from tests.support.process import NOT_SERVING, SERVING, ProcessStore
 from tests.support.waits import PATIENCE, eventually
-
-Launch = Callable[..., ProcessStore]
 
 
 @pytest.mark.settings(slots=1, drain_notice=0.0, grace=10.0)
@@ -76,8 +74,8 @@ def parked(store: ProcessStore) -> int:
     return answer.handoffs[0].waiting
 
 
-def test_sigterm_ends_the_process_with_0_and_another_takes_its_place(launch: Launch) -> None:
-    first = launch(slots=1, drain_notice=0.5, grace=2)
+def test_sigterm_ends_the_process_with_0_and_another_takes_its_place(launch: Launch, transport: str) -> None:
+    first = launch(slots=1, transport=transport, drain_notice=0.5, grace=2)
     statuses: list[int] = []
     watching = threading.Thread(target=lambda: statuses.extend(first.watch()), daemon=True)
     watching.start()

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 import shlex
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.process import ProcessStore, command
+from tests.support.fixtures import Start
+from tests.support.local import LocalStore
+from tests.support.process import command
 
 ROOT = Path(__file__).resolve().parents[2]
 ADDRESS = "127.0.0.1:50071"
@@ -49,7 +50,7 @@ def whole(text: str) -> bool:
     return not text.endswith("\\")
 
 
-def run(text: str, store: ProcessStore, home: Path) -> subprocess.CompletedProcess[str]:
+def run(text: str, store: LocalStore, home: Path) -> subprocess.CompletedProcess[str]:
     """Run a command of a page against a store elsewhere."""
     words = [word.replace(ADDRESS, store.target) for word in shlex.split(text.replace("\\\n", " "))]
     return subprocess.run(
@@ -70,14 +71,13 @@ def masked(text: str) -> str:
 
 
 @pytest.fixture
-def fresh() -> Iterator[ProcessStore]:
+def fresh(start: Start) -> LocalStore:
     """A store as `pd-handoff serve` starts it, but for its port."""
-    with ProcessStore("127.0.0.1:0") as store:
-        yield store.wait()
+    return start(listen=("127.0.0.1:0",), slots=1024, real_time=True)
 
 
 @pytest.mark.parametrize("page", ["docs/grpcurl.md", "README.md"])
-def test_the_sessions_shown_are_those_that_run(page: str, fresh: ProcessStore, tmp_path: Path) -> None:
+def test_the_sessions_shown_are_those_that_run(page: str, fresh: LocalStore, tmp_path: Path) -> None:
     shown = sessions(page)
     assert len(shown) >= 4
     for text, answer in shown:
@@ -92,7 +92,7 @@ def test_what_operators_need_is_shown() -> None:
         assert part in commands
 
 
-def test_exit_status_and_every_message_described(fresh: ProcessStore, tmp_path: Path) -> None:
+def test_exit_status_and_every_message_described(fresh: LocalStore, tmp_path: Path) -> None:
     reserve = "pd_handoff.v1.MetadataStore/Reserve"
     wide = '{"key": {"room": 8}, "owner": "me", "widths": {"top_logprobs": 129}}'
     assert run(f"grpcurl -plaintext -d '{wide}' {ADDRESS} {reserve}", fresh, tmp_path).returncode == 64 + 8

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support import records
-from tests.support.fixtures import Start
+from tests.support.fixtures import Launch, Start
 from tests.support.local import transports
-from tests.support.process import NOT_SERVING, SERVING, ProcessStore, run_serve
-
-Launch = Callable[..., ProcessStore]
+from tests.support.process import NOT_SERVING, SERVING, run_serve
 
 EXIT_FAILED, EXIT_USAGE = 1, 2
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import tempfile
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Iterator, MutableMapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,7 +13,7 @@ import structlog
 from pd_handoff_server.lifecycle import Failure, SystemClock
 
 from .caller import CALLERS
-from .local import LocalStore, Loop, fresh_directory, settings_for, transports
+from .local import DEFAULTS, LocalStore, Loop, fresh_directory, settings_for, transports
 from .process import ProcessStore
 from .steps import Steps
 
@@ -139,15 +139,21 @@ def room(shared_store: LocalStore) -> Iterator[int]:
 _rooms = itertools.count(1_000_000)
 
 
+class Launch(Protocol):
+    """Starts stores in processes of their own."""
+
+    def __call__(self, listen: str | None = None, *, wait: bool = True, **settings: Any) -> ProcessStore:
+        """A store on a Unix socket, unless `listen` says where; `wait` until it serves."""
+
+
 @pytest.fixture
-def launch(sockets: Path, transport: str) -> Iterator[Callable[..., ProcessStore]]:
-    """Starts stores in processes of their own, on a Unix socket unless `listen` is given, and ends them."""
+def launch(sockets: Path) -> Iterator[Launch]:
+    """Starts stores on the default transport, unless told which, and ends them after the test."""
     stores: list[ProcessStore] = []
 
     def make(listen: str | None = None, *, wait: bool = True, **settings: Any) -> ProcessStore:
         where = listen or f"unix:{fresh_directory(sockets) / 's'}"
-        chosen = settings_for(transport, **settings)
-        store = ProcessStore(where, **chosen)
+        store = ProcessStore(where, **{**DEFAULTS, **settings})
         stores.append(store)
         return store.wait() if wait else store
 

@@ -11,7 +11,6 @@ from typing import Any
 import grpc
 import pytest
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as otlp
-from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc
 from pd_handoff_server.telemetry import hub
 
 from tests.support.caller import UnaryCaller
@@ -23,19 +22,23 @@ from tests.support.steps import Steps
 from .test_events import PARENT, SPAN, TRACE
 
 
-class Collector(trace_service_pb2_grpc.TraceServiceServicer):
+class Collector:
     """Keeps what it is sent."""
 
     def __init__(self) -> None:
         self._server = grpc.server(ThreadPoolExecutor(2))
-        trace_service_pb2_grpc.add_TraceServiceServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
+        export = grpc.unary_unary_rpc_method_handler(
+            self._export, otlp.ExportTraceServiceRequest.FromString, otlp.ExportTraceServiceResponse.SerializeToString
+        )
+        service = "opentelemetry.proto.collector.trace.v1.TraceService"
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {"Export": export}),))
         self.endpoint = f"http://127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
         self._lock = threading.Lock()
         self.spans: list[Any] = []
         self.resources: set[str] = set()
         self._server.start()
 
-    def Export(self, request: Any, context: Any) -> Any:
+    def _export(self, request: Any, context: Any) -> Any:
         del context
         with self._lock:
             for group in request.resource_spans:
