@@ -10,10 +10,11 @@ from pathlib import Path
 from . import bars, machine, peers, servers
 from .results import Report
 from .scene import FULL, QUICK, Scene
-from .sections import batches, blocking, floor, growth, handoff, load, memory
+from .sections import batches, blocking, floor, growth, handoff, load, memory, session
 
 SECTIONS = {
     "load": load.run,
+    "session": session.run,
     "blocking": blocking.run,
     "batches": batches.run,
     "handoff": handoff.run,

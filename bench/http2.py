@@ -6,6 +6,7 @@ from errors. One thread, blocking sockets, any number of connections and calls i
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import select
 import socket
@@ -69,6 +70,7 @@ class Connection:
         self._window = 65535
         self._initial_window = 65535
         self._largest_frame = 16384
+        self.grown = 0  # by how much the peer has widened the window of a stream since it was opened
         self._inbox = b""
         self._index: dict[int, int] = {}  # stream -> index of the call
         self._answer: dict[int, bytes] = {}
@@ -141,7 +143,7 @@ class Connection:
         return ended, out
 
     def _control(self, kind: int, flags: int, stream: int, payload: bytes) -> bytes:
-        if kind == _WINDOW and stream == 0:
+        if kind == _WINDOW and not stream:
             self._window += _word.unpack(payload)[0]
         elif kind == _PING and not flags & _ACK:
             return _header(_PING, _ACK, 0, 8) + payload
@@ -149,6 +151,9 @@ class Connection:
             for name, value in struct.iter_unpack(">HI", payload):
                 if name == 5:
                     self._largest_frame = value
+                elif name == 4:
+                    self.grown += value - self._initial_window
+                    self._initial_window = value
             return _header(_SETTINGS, _ACK, 0, 0)
         elif kind == _GOAWAY:
             raise ConnectionError(f"GOAWAY: {payload[8:]!r}")
@@ -157,6 +162,105 @@ class Connection:
     def close(self) -> None:
         """Hang up."""
         self.sock.close()
+
+
+class Stream:
+    """One bidirectional stream on a connection of its own: messages out, messages in."""
+
+    def __init__(self, address: str, method: str) -> None:
+        """`method` is the full name."""
+        self._connection = connection = Connection(address, method)
+        self._sock = connection.sock
+        self._window = 65535
+        self._inbox = self._message = b""
+        self._latent: list[bytes] = []
+        self._sock.sendall(_header(_HEADERS, _END_HEADERS, 1, len(connection._first)) + connection._first)
+
+    def send(self, message: bytes) -> None:
+        """Send a message, now or once the peer's windows let it out."""
+        self._latent.append(b"\x00" + _word.pack(len(message)) + message)
+        self._flush()
+
+    def _flush(self) -> None:
+        out, connection = b"", self._connection
+        while self._latent:
+            body = self._latent[0]
+            if len(body) > min(self._window + connection.grown, connection._window):
+                break
+            del self._latent[0]
+            self._window -= len(body)
+            connection._window -= len(body)
+            for at in range(0, len(body), 16384):
+                piece = body[at : at + 16384]
+                out += _header(_DATA, 0, 1, len(piece)) + piece
+        if out:
+            self._sock.sendall(out)
+
+    def receive(self) -> list[bytes]:
+        """At least one message. Raises ConnectionError when the stream has ended."""
+        found: list[bytes] = []
+        while not found:
+            got = self._sock.recv(1 << 18)
+            if not got:
+                raise ConnectionError("the server closed the connection")
+            self._inbox += got
+            self._read_frames()
+            while len(self._message) >= 5:
+                size = _word.unpack_from(self._message, 1)[0] + 5
+                if len(self._message) < size:
+                    break
+                found.append(self._message[5:size])
+                self._message = self._message[size:]
+        return found
+
+    def _read_frames(self) -> None:
+        data, at = self._inbox, 0
+        while len(data) - at >= 9:
+            high, low, kind, flags, stream = _frame.unpack_from(data, at)
+            end = at + 9 + (high << 16 | low)
+            if end > len(data):
+                break
+            payload, at = data[at + 9 : end], end
+            if kind == _DATA:
+                self._message += payload
+            elif kind == _WINDOW and stream:
+                self._window += _word.unpack(payload)[0]
+            elif kind == _RST or (kind == _HEADERS and flags & _END_STREAM):
+                raise ConnectionError("the stream has ended")
+            elif kind != _HEADERS:
+                out = self._connection._control(kind, flags, stream, payload)
+                if out:
+                    self._sock.sendall(out)
+        self._inbox = data[at:]
+        self._flush()
+
+    def close(self) -> None:
+        """Hang up."""
+        self._sock.close()
+
+
+def converse(address: str, method: str, messages: Sequence[bytes], *, in_flight: int) -> Outcome:
+    """Send all messages over one stream, `in_flight` at a time, each answered by one message."""
+    stream, clock = Stream(address, method), time.perf_counter
+    latencies: list[float] = []
+    begun: collections.deque[float] = collections.deque()
+    try:
+        stream._sock.settimeout(60)
+        start = clock()
+        for message in messages[:in_flight]:
+            begun.append(clock())
+            stream.send(message)
+        sent = min(in_flight, len(messages))
+        while len(latencies) < len(messages):
+            for _ in stream.receive():
+                latencies.append(clock() - begun.popleft())
+                if sent < len(messages):
+                    begun.append(clock())
+                    stream.send(messages[sent])
+                    sent += 1
+        return Outcome(len(messages), clock() - start, 0, latencies)
+    finally:
+        stream.close()
 
 
 def park(address: str, method: str, messages: Sequence[bytes], *, a_connection: int = 1000) -> Callable[[], None]:
