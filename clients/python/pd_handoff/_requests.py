@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable
+from typing import Any
 
 from google.protobuf.duration_pb2 import Duration
 
 from pd_handoff._durations import duration, seconds
+from pd_handoff._integers import shown, unfit
 from pd_handoff.errors import InvalidRequest, invalid_request
-from pd_handoff.model import Failure, Key, Reservation, Widths
+from pd_handoff.model import WIDTH_BITS, Failure, Key, Reservation, Widths
 from pd_handoff.record import Record
 from pd_handoff.v1 import metadata_store_pb2 as pb
 from pd_handoff.v1 import record_pb2
@@ -31,11 +33,13 @@ def key_message(key: Key | int, namespace: str) -> record_pb2.HandoffKey:
     else:
         room = key
     if room is None or isinstance(room, bool) or isinstance(sample, bool):
-        raise invalid_request("key.room", "must be an integer of 64 bits without sign")
+        raise _unfit({"key.room": (room, 64), "key.sample": (sample, 32)}, "key")
     try:
         return record_pb2.HandoffKey(namespace=namespace, room=room, sample=sample)
     except (TypeError, ValueError) as error:
-        raise _refused("key", error) from None
+        if not isinstance(namespace, (str, bytes)):
+            raise invalid_request("key.namespace", f"must be text, not {shown(namespace)}") from None
+        raise _unfit({"key.room": (room, 64), "key.sample": (sample, 32)}, "key", error) from None
 
 
 def key_of(message: record_pb2.HandoffKey) -> Key:
@@ -65,7 +69,10 @@ def reserve_request(
             producer=producer,
         )
     except (TypeError, ValueError) as error:
-        raise _refused("reserve", error) from None
+        numbers = {"attempt": (attempt, 64), "expected_readers": (expected_readers, 32)}
+        if widths is not None:
+            numbers |= {f"widths.{name}": (getattr(widths, name), WIDTH_BITS[name]) for name in WIDTH_BITS}
+        raise _unfit(numbers, "reserve", error) from None
     if lease is not None:
         request.lease.CopyFrom(duration(lease, "lease"))
     if max_wait is not None:
@@ -105,7 +112,7 @@ def get_request(
             expected_store_epoch=expected_store_epoch or "",
         )
     except (TypeError, ValueError) as error:
-        raise _refused("get", error) from None
+        raise _unfit({"attempt": (attempt, 64)}, "get", error) from None
     if max_wait is not None:
         request.max_wait.CopyFrom(duration(max_wait, "max_wait"))
     return request
@@ -123,7 +130,7 @@ def abort_request(
     try:
         return pb.AbortRequest(key=key, failure=failure.to_proto(), token=token, attempt=attempt)
     except (TypeError, ValueError) as error:
-        raise _refused("abort", error) from None
+        raise _unfit({} if attempt is None else {"attempt": (attempt, 64)}, "abort", error) from None
 
 
 def reservation_of(request: pb.ReserveRequest, response: pb.ReserveResponse) -> Reservation:
@@ -146,5 +153,12 @@ def shorten_waits(waits: Iterable[Duration], elapsed: float) -> None:
         wait.CopyFrom(duration(max(seconds(wait) - elapsed, _LEAST_WAIT), "max_wait"))
 
 
-def _refused(what: str, error: Exception) -> InvalidRequest:
-    return error if isinstance(error, InvalidRequest) else invalid_request(what, str(error))
+def _unfit(numbers: dict[str, tuple[Any, int]], what: str, error: Exception | None = None) -> InvalidRequest:
+    """Which of these unsigned integers (name -> value, bits) is none, in words; else what protobuf said of `what`."""
+    if isinstance(error, InvalidRequest):
+        return error
+    for name, (value, bits) in numbers.items():
+        wrong = unfit(value, bits)
+        if wrong is not None:
+            return invalid_request(name, wrong)
+    return invalid_request(what, str(error))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 from typing import Any
 
 from pd_handoff import errors
 from pd_handoff._durations import seconds
+from pd_handoff._integers import shown
 from pd_handoff.model import WIDTH_NAMES, Widths
 from pd_handoff.tensor import DataType
 from pd_handoff.v1 import metadata_store_pb2 as pb
@@ -27,7 +29,7 @@ class Capabilities:
         tombstone_time: how long the outcome of an ended hand-off is remembered, at most.
         max_batch, max_waiters: items of a batch call; calls that may wait at a time.
         max_message_bytes: the largest message taken or sent.
-        hidden_state_dtypes: element types that hidden states may have.
+        hidden_state_dtypes: element types that hidden states may have; none when no hidden states fit.
         features: what this store can do beyond the calls that every store has.
         store_epoch: changes when the store comes back empty.
         server_version, schema_fingerprint: what it runs.
@@ -55,13 +57,14 @@ class Capabilities:
     schema_fingerprint: str
 
     def clamp_top_logprobs(self, requested: int) -> int:
-        """The largest number of top logprobs up to `requested` that the store takes."""
-        return max(0, min(requested, self.limits.top_logprobs))
+        """The largest number of top logprobs up to `requested` that the store takes. Raises TypeError for what is no
+        integer (a bool is none), ValueError for a negative one."""
+        return min(_count(requested), self.limits.top_logprobs)
 
     def require_top_logprobs(self, requested: int) -> None:
         """Raises TopLogprobsOverflow, with the words and numbers of the store, when `requested` top logprobs do not
-        fit."""
-        if requested > self.limits.top_logprobs:
+        fit; TypeError and ValueError as `clamp_top_logprobs`."""
+        if _count(requested) > self.limits.top_logprobs:
             raise errors.overflow("top_logprobs", requested, self.limits.top_logprobs)
 
     def require(self, widths: Widths) -> None:
@@ -83,6 +86,19 @@ class Capabilities:
             features=tuple(message.features),
             **values,
         )
+
+
+def _count(requested: int) -> int:
+    """Top logprobs asked for."""
+    try:
+        count = None if isinstance(requested, bool) else operator.index(requested)
+    except TypeError:
+        count = None
+    if count is None:
+        raise TypeError(f"top logprobs must be a number of them, from 0, not {shown(requested)}")
+    if count < 0:
+        raise ValueError(f"top logprobs must be a number of them, from 0, not {shown(requested)}")
+    return count
 
 
 _DURATIONS = ("lease_default", "lease_min", "lease_max", "max_wait", "retention", "consumed_grace", "tombstone_time")

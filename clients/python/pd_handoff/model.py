@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from datetime import datetime
 
+from pd_handoff._integers import unfit
 from pd_handoff.v1 import metadata_store_pb2 as pb
 
 
@@ -38,8 +39,16 @@ class Widths:
     hidden_state_bytes: int = 0
 
     def to_proto(self) -> pb.Widths:
-        """The message. Raises ValueError or TypeError when a width is no unsigned integer of its field's size."""
-        return pb.Widths(**{name: getattr(self, name) for name in WIDTH_NAMES})
+        """The message. Raises ValueError or TypeError, naming it, when a width is no unsigned integer of its field's
+        size."""
+        try:
+            return pb.Widths(**{name: getattr(self, name) for name in WIDTH_NAMES})
+        except (ValueError, TypeError) as error:
+            for name, bits in WIDTH_BITS.items():
+                wrong = unfit(getattr(self, name), bits)
+                if wrong is not None:
+                    raise type(error)(f"widths.{name}: {wrong}") from None
+            raise
 
     @classmethod
     def from_proto(cls, message: pb.Widths) -> Widths:
@@ -48,6 +57,7 @@ class Widths:
 
 
 WIDTH_NAMES = tuple(field.name for field in fields(Widths))
+WIDTH_BITS = {name: 64 if name == "hidden_state_bytes" else 32 for name in WIDTH_NAMES}
 
 
 @dataclass(frozen=True, slots=True)

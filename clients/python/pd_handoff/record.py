@@ -8,15 +8,14 @@ when they are the same on the wire, bit for bit.
 from __future__ import annotations
 
 import enum
-import json
-import struct
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
 from google.protobuf import json_format
 
-from pd_handoff import _arrays
+from pd_handoff import _arrays, _json
 from pd_handoff._arrays import Float, Floats, Int, Ints, UnfitError
 from pd_handoff.errors import invalid_record
 from pd_handoff.tensor import Tensor
@@ -60,8 +59,9 @@ class Part:
         except UnfitError as unfit:
             raise invalid_record(unfit.path, unfit.description) from None
 
+    @abstractmethod
     def _write(self, message: Any) -> None:
-        raise NotImplementedError
+        """Fills the message. Raises UnfitError."""
 
     def __eq__(self, other: object) -> bool:
         if type(self) is not type(other):
@@ -315,29 +315,7 @@ class Record(Part):
     @classmethod
     def from_json(cls, text: str | bytes) -> Record:
         """From what `to_json` wrote, or a person. Raises InvalidRecord, saying where, for anything else."""
-        try:
-            # Floats are narrowed here: protobuf refuses the shortest decimal of the largest float32.
-            fields = json.loads(text, parse_float=_float32, object_pairs_hook=_once)
-            if not isinstance(fields, dict):
-                raise ValueError("it must be an object")
-            return cls.from_proto(json_format.ParseDict(fields, pb.HandoffRecord()))
-        except (json_format.ParseError, ValueError) as error:
-            raise invalid_record("record", f"this JSON is no record: {error}") from None
-
-
-def _float32(text: str) -> float:
-    try:
-        narrow: float = struct.unpack("<f", struct.pack("<f", float(text)))[0]
-        return narrow
-    except OverflowError:
-        raise ValueError(f"{text} overflows float32") from None
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    fields = dict(pairs)
-    if len(fields) < len(pairs):
-        raise ValueError("a name stands twice in one object")
-    return fields
+        return cls.from_proto(_json.record_of(text))
 
 
 def _optional(read: Callable[[Any], T], message: Any, name: str) -> T | None:

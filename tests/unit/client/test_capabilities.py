@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from google.protobuf.duration_pb2 import Duration
 from pd_handoff import Capabilities, DataType, FieldOverflow, TopLogprobsOverflow, Widths
@@ -42,10 +43,33 @@ def test_fields_are_plain_values() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "given"), [(0, 0), (1, 1), (127, 127), (128, 128), (129, 128), (100_000, 128), (-1, 0)]
+    ("asked", "given"), [(0, 0), (1, 1), (127, 127), (128, 128), (129, 128), (100_000, 128), (np.int64(129), 128)]
 )
 def test_clamp(asked: int, given: int) -> None:
-    assert FOUND.clamp_top_logprobs(asked) == given
+    clamped = FOUND.clamp_top_logprobs(asked)
+    assert (clamped, type(clamped)) == (given, int)
+
+
+@pytest.mark.parametrize("method", ["clamp_top_logprobs", "require_top_logprobs"])
+@pytest.mark.parametrize(
+    ("asked", "kind", "told"),
+    [
+        *((1.5, TypeError, "1.5 (float)"), (True, TypeError, "True (bool)"), ("5", TypeError, "'5' (str)")),
+        *((None, TypeError, "None"), (-1, ValueError, "-1")),
+    ],
+)
+def test_what_is_no_number_of_top_logprobs(method: str, asked: Any, kind: type[Exception], told: str) -> None:
+    with pytest.raises(kind) as caught:
+        getattr(FOUND, method)(asked)
+    assert str(caught.value) == f"top logprobs must be a number of them, from 0, not {told}"
+
+
+@pytest.mark.parametrize(("width", "kind"), [(-1, ValueError), (2**32, ValueError), (1.5, TypeError)])
+async def test_widths_that_are_none_are_named(width: Any, kind: type[Exception], connect: Any, store: Any) -> None:
+    client = connect("PrefillClient")
+    with pytest.raises(kind, match=r"^widths.top_logprobs: must be an integer from 0 to 2\*\*32 - 1, not "):
+        await client.capabilities(required=Widths(tokens=1, top_logprobs=width))
+    assert store.calls == []
 
 
 def test_require_top_logprobs_at_the_limit_and_beyond() -> None:

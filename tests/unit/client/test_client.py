@@ -254,29 +254,54 @@ async def test_every_room_is_a_room(room: Any, connect: Any, store: Any) -> None
     assert all(call.request.key.HasField("room") for call in store.calls)
 
 
-NO_KEYS: list[Any] = [-1, 2**64, True, "7", 1.5, None, Key(1, -1), Key(1, 2**32), Key(1, True)]
+ROOM, SAMPLE = "must be an integer from 0 to 2**64 - 1, not ", "must be an integer from 0 to 2**32 - 1, not "
+NO_KEYS: list[tuple[Any, str, str]] = [
+    (-1, "key.room", ROOM + "-1"),
+    (2**64, "key.room", ROOM + str(2**64)),
+    (10**60, "key.room", ROOM + "1" + "0" * 36 + "..."),
+    (True, "key.room", ROOM + "True (bool)"),
+    ("7", "key.room", ROOM + "'7' (str)"),
+    (1.0, "key.room", ROOM + "1.0 (float)"),
+    (None, "key.room", ROOM + "None"),
+    (Key(-1), "key.room", ROOM + "-1"),
+    (Key(1, -1), "key.sample", SAMPLE + "-1"),
+    (Key(1, 2**32), "key.sample", SAMPLE + str(2**32)),
+    (Key(1, True), "key.sample", SAMPLE + "True (bool)"),
+    (Key(1, 1.5), "key.sample", SAMPLE + "1.5 (float)"),  # type: ignore[arg-type]
+    (Key(1, "x"), "key.sample", SAMPLE + "'x' (str)"),  # type: ignore[arg-type]
+    (Key(1, 0, 5), "key.namespace", "must be text, not 5"),  # type: ignore[arg-type]
+]
 
 
-@pytest.mark.parametrize("bad", NO_KEYS, ids=str)
-async def test_what_is_no_key(bad: Any, connect: Any, store: Any) -> None:
+@pytest.mark.parametrize(("bad", "field", "what"), NO_KEYS, ids=str)
+async def test_what_is_no_key(bad: Any, field: str, what: str, connect: Any, store: Any) -> None:
     client = connect("DecodeClient")
-    with pytest.raises(errors.InvalidRequest):
+    with pytest.raises(errors.InvalidRequest) as caught:
         await client.get(bad)
+    assert str(caught.value) == f"{field}: {what}"
+    assert caught.value.violations == ((field, what),)
     assert store.calls == []
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("options", "field"),
     [
-        *({"lease": float("nan")}, {"lease": "long"}, {"max_wait": float("nan")}, {"attempt": -1}),
-        *({"expected_readers": 2**32}, {"owner": 5}, {"widths": Widths(tokens=-1)}),
+        ({"lease": float("nan")}, "lease"),
+        ({"lease": "long"}, "lease"),
+        ({"max_wait": float("nan")}, "max_wait"),
+        ({"attempt": -1}, "attempt"),
+        ({"expected_readers": 2**32}, "expected_readers"),
+        ({"owner": 5}, "reserve"),
+        ({"widths": Widths(top_logprobs=-1)}, "widths.top_logprobs"),
+        ({"widths": Widths(hidden_state_bytes=2**64)}, "widths.hidden_state_bytes"),
     ],
     ids=str,
 )
-async def test_what_no_request_can_hold(options: Any, connect: Any, store: Any) -> None:
+async def test_what_no_request_can_hold(options: Any, field: str, connect: Any, store: Any) -> None:
     client = connect("PrefillClient")
-    with pytest.raises(errors.InvalidRequest):
+    with pytest.raises(errors.InvalidRequest) as caught:
         await client.reserve(1, **options)
+    assert [violation.field for violation in caught.value.violations] == [field]
     with pytest.raises(errors.InvalidRequest):
         await client.abort(1, Failure(2**40))
     assert store.calls == []

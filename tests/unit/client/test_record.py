@@ -386,6 +386,47 @@ def test_json_that_is_no_record(text: str | bytes) -> None:
         Record.from_json(text)
 
 
+@pytest.mark.parametrize(
+    ("text", "field", "what"),
+    [
+        ('{"token": []}', "record.token", "no such field; did you mean tokens?"),
+        ('{"tokens": [{}, {"id": 5}]}', "record.tokens[1].id", "no such field; did you mean token_id?"),
+        (
+            '{"tokens": [{"topLogprobs": {"ids": []}}]}',
+            "record.tokens[0].topLogprobs.ids",
+            "no such field; did you mean token_ids?",
+        ),
+        (
+            '{"speculative": {"hidden_state": {}}}',
+            "record.speculative.hidden_state",
+            "no such field; did you mean hidden_states?",
+        ),
+        ('{"kv_checksum": {"x": 1}}', "record.kv_checksum.x", "no such field; there are digest, layout_signature"),
+        (
+            '{"finish_reason": "STOP"}',
+            "record.finish_reason",
+            "no such value, 'STOP'; did you mean FINISH_REASON_STOP?",
+        ),
+        (
+            '{"speculative": {"hidden_states": {"dtype": "bfloat16"}}}',
+            "record.speculative.hidden_states.dtype",
+            "no such value, 'bfloat16'; did you mean DATA_TYPE_BFLOAT16?",
+        ),
+    ],
+)
+def test_json_with_a_name_that_is_none(text: str, field: str, what: str) -> None:
+    with pytest.raises(InvalidRecord) as caught:
+        Record.from_json(text)
+    assert str(caught.value) == f"this JSON is no record: {field}: {what}"
+    assert caught.value.violations == ((field, what),)
+
+
+@pytest.mark.parametrize("name", ["finish_reason", "finishReason"])
+@pytest.mark.parametrize("value", ['"FINISH_REASON_STOP"', "1", '"1"'])
+def test_json_in_every_form_that_protobuf_takes(name: str, value: str) -> None:
+    assert Record.from_json(f'{{"{name}": {value}}}').finish_reason is FinishReason.STOP
+
+
 def test_an_enum_value_of_a_newer_store() -> None:
     with pytest.raises(InvalidRecord, match="finish_reason"):
         Record.from_proto(pb.HandoffRecord(finish_reason=9))  # type: ignore[arg-type]
