@@ -77,8 +77,14 @@ GUARDS = (
     Guard(
         "a row must match its checksum",
         "arena/arena.py",
-        r"if zlib\.crc32\(image\) != checksum:",
+        r"if zlib\.crc32\(image, slot\) != checksum:",
         "if False:",
+    ),
+    Guard(
+        "a row must be of the slot that is read",
+        "arena/arena.py",
+        r"zlib\.crc32\(image, slot\)",
+        "zlib.crc32(image)",
     ),
     Guard(
         "a freed row is scrubbed",

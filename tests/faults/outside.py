@@ -42,6 +42,8 @@ class Rows:
         self._start = Geometry(layout, known.slots, policy.tombstones, policy.producers).rows.offset
         self._size = layout.row_bytes
         self._count = known.slots
+        self._former: list[bytes] = []
+        self._remembered: list[bytes] = []
 
     def __iter__(self) -> Iterator[bytes]:
         with self._path.open("rb") as file:
@@ -53,9 +55,18 @@ class Rows:
         """How many rows hold anything but the number of their next generation."""
         return sum(any(row[8:]) for row in self)
 
+    def remember(self) -> None:
+        """As they are now; what was remembered before is what `put_back` writes."""
+        self._former, self._remembered = self._remembered, [*self]
+
+    def put_back(self, slot: int) -> None:
+        """A row as it was when it was remembered the last time but one: what a write that comes late would leave."""
+        self._write(slot, 0, self._former[slot])
+
     def copy(self, source: int, target: int) -> None:
-        """A row in the place of another, whole: what a write to the wrong address would leave."""
-        self._write(target, 0, [*self][source])
+        """All of a row behind its generation in the place of another: what an exchange of two rows would leave, were
+        their generations equal."""
+        self._write(target, 8, [*self][source][8:])
 
     def flip(self, slot: int, at: int) -> None:
         """One bit of the record in a row, `at` bytes behind its header."""

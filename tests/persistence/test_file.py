@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 from pd_handoff_server.lifecycle import Failure, Handoff, Spec
 from pd_handoff_server.persistence.errors import ArenaFileError
 from pd_handoff_server.persistence.superblock import MAGIC, Superblock
+from pd_handoff_server.refusal import Refusal
+from pd_handoff_server.store.interface import Reading
 
 from tests.support.records import full, numbered
 
@@ -300,6 +302,36 @@ def test_a_damaged_row_costs_that_record_alone(full_store: Kept) -> None:
     again = after.restart()
     assert (again.report.damaged, again.report.quarantined) == (0, 1)
     again.close()
+
+
+def exchange_rows(kept: Kept, memory: memoryview | bytearray) -> None:
+    """Put the rows of rooms 1 and 2, whole and of one generation, in each other's place."""
+    one, other = (kept.lifecycle._live["", room, 0] for room in (1, 2))
+    assert one.generation == other.generation
+    size, start = kept.arena.layout.row_bytes, kept.persistence._file.geometry.rows.offset
+    places = [slice(start + each.slot * size, start + (each.slot + 1) * size) for each in (one, other)]
+    rows = [bytes(memory[place]) for place in places]
+    memory[places[0]], memory[places[1]] = rows[1], rows[0]
+
+
+def test_whole_rows_of_one_generation_exchanged_are_damage_to_a_reader(full_store: Kept) -> None:
+    exchange_rows(full_store, full_store.persistence._file.memory)
+    for room in (1, 2):
+        with pytest.raises(Refusal) as caught:
+            full_store.store.get(("", room, 0), 0, "rank 0", True, 0, ignore)
+        assert caught.value.metadata["failure_reason"] == "ROW_DAMAGED"
+    assert full_store.lifecycle.slots.quarantined == {1, 2}
+    assert isinstance(full_store.store.get(("", 3, 0), 0, "rank 0", True, 0, ignore), Reading)
+
+
+def test_whole_rows_of_one_generation_exchanged_are_damage_to_a_restart(full_store: Kept) -> None:
+    content = bytearray(full_store.bytes.tobytes())
+    exchange_rows(full_store, content)
+    after = full_store.restart(damage(full_store, [(0, bytes(content))]))
+    assert (after.report.damaged, after.report.quarantined) == (2, 2)
+    told = {one.key[1]: one.failure for one in after.lifecycle.tombstones()}
+    assert all((failure := told[room]) is not None and failure.reason == "ROW_DAMAGED" for room in (1, 2))
+    after.close()
 
 
 def test_numbers_of_the_log(full_store: Kept) -> None:

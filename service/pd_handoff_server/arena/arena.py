@@ -30,7 +30,10 @@ _HEADER_DTYPE: Final = np.dtype(
 
 
 class DamagedRowError(Exception):
-    """A row does not hold what was written for the hand-off that asks: its generation or checksum differs."""
+    """A row does not hold what was written for the hand-off that asks: its generation or checksum differs.
+
+    The checksum covers the record and the slot.
+    """
 
 
 class Arena:
@@ -65,13 +68,15 @@ class Arena:
         body = start + HEADER.size
         image = draft.image
         self._rows[body : body + len(image)] = image
-        HEADER.pack_into(self._rows, start, generation, len(image), draft.checksum, draft.presence, *draft.widths)
+        # The checksum begins with the slot: a row that is whole, but in another's place, is damage.
+        checksum = zlib.crc32(image, slot)
+        HEADER.pack_into(self._rows, start, generation, len(image), checksum, draft.presence, *draft.widths)
 
     def read(self, slot: int, generation: int) -> bytes:
         """The packed record of this generation.
 
         Raises:
-            DamagedRowError: the row is of another generation, or no longer what was written.
+            DamagedRowError: the row is of another generation or slot, or no longer what was written.
         """
         start = slot * self.layout.row_bytes
         written, size, checksum = HEADER_START.unpack_from(self._rows, start)
@@ -79,7 +84,7 @@ class Arena:
             raise DamagedRowError(slot)
         body = start + HEADER.size
         image = bytes(self._rows[body : body + size])
-        if zlib.crc32(image) != checksum:
+        if zlib.crc32(image, slot) != checksum:
             raise DamagedRowError(slot)
         return image
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import zlib
 from typing import Final
 
 from pd_handoff.v1 import record_pb2
@@ -52,19 +51,17 @@ class Draft:
 
     Attributes:
         image: the packed columns.
-        checksum: CRC-32 of the image.
         presence: which optional parts are there, as bits of PRESENCE.
         widths: tokens, top_logprobs, token_ids_logprobs (the widest token), sampling_mask_tokens, speculative_topk,
             dsa_topk_indices, customized_info_bytes, hidden_state_bytes.
     """
 
-    __slots__ = ("checksum", "image", "presence", "widths")
+    __slots__ = ("image", "presence", "widths")
 
     def __init__(self, image: bytes, presence: int, widths: tuple[int, ...]) -> None:
         self.image = image
         self.presence = presence
         self.widths = widths
-        self.checksum = zlib.crc32(image)
 
     def digest(self) -> bytes:
         """A collision-resistant digest of the record."""

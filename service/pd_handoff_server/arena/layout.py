@@ -14,7 +14,10 @@ from dataclasses import astuple, dataclass, fields
 ALIGNMENT = 64
 
 HEADER = struct.Struct("<QIIIIIIIIIIQ")
-"""generation, image bytes, checksum, presence, then the record's widths in the order of `Limits`."""
+"""generation, image bytes, checksum, presence, then the record's widths in the order of `Limits`.
+
+The checksum is the CRC-32 of the image that begins with the slot's number.
+"""
 
 HEADER_START = struct.Struct("<QII")
 """Its first three."""

@@ -13,7 +13,7 @@ from .errors import ArenaFileError, DamageError
 from .geometry import PAGE
 
 MAGIC = b"pd-handoff arena"
-VERSION = 1
+VERSION = 2
 MAKING, READY = 1, 2
 
 _FIXED = struct.Struct("<16sIIQ16s64sH")
