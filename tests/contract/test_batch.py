@@ -171,6 +171,8 @@ def test_each_put_succeeds_or_fails_alone(unary: Steps, store: LocalStore) -> No
     ]
     for answer, reason in zip(answers[1:8], reasons, strict=True):
         check(error(answer), reason)
+    assert set(error(answers[2]).violations) == {"requests[2].record.finish_reason"}
+    assert error(answers[2]).message.startswith("requests[2].record.finish_reason: ")
     assert "requests[7].record" in error(answers[7]).violations
     assert isinstance(answers[0], pb.PutResponse)
     assert isinstance(answers[8], pb.PutResponse)

@@ -15,7 +15,7 @@ from pd_handoff import _requests
 from pd_handoff._steps import Pause, Send, Steps
 from pd_handoff.admin import HandoffInfo, HandoffState
 from pd_handoff.capabilities import Capabilities
-from pd_handoff.errors import HandoffError, InvalidRequest, from_status
+from pd_handoff.errors import HandoffError, InvalidRequest, from_item
 from pd_handoff.handoff import Handoff
 from pd_handoff.model import Failure, GetItem, Key, Published, Reservation, ReserveItem, Widths
 from pd_handoff.record import Record
@@ -261,7 +261,7 @@ class Calls:
             again, last = [], None
             for index, result in zip(pending, response.results, strict=True):
                 failed = result.WhichOneof("result") != "response"
-                answers[index] = from_status(result.error) if failed else result.response
+                answers[index] = from_item(result.error) if failed else result.response
                 if failed and outage.wants(answers[index]):
                     again.append(index)
                     last = answers[index]

@@ -6,6 +6,7 @@ No gRPC type ever leaves this package. Every exception pickles and copies, so it
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ from pd_handoff.model import Failure
 DOMAIN = "pd-handoff"
 OVERFLOW_PHRASE = "exceeds disaggregation metadata capacity"  # existing handlers of engines match on these words
 _DETAILS_KEY = "grpc-status-details-bin"
+_PLACE = re.compile(r"\brequests\[\d+\]\.")
 
 
 class Violation(NamedTuple):
@@ -333,6 +335,17 @@ def from_status(status: status_pb2.Status) -> HandoffError:
         retry_after=retry_after,
         violations=violations,
     )
+
+
+def from_item(status: status_pb2.Status) -> HandoffError:
+    """As `from_status`, for one item of a batch. Where something is wrong is told from that item on: it may have stood
+    elsewhere in what was sent than in the caller's list."""
+    error = from_status(status)
+    if error.violations:
+        error.message = _PLACE.sub("", error.message)
+        error.args = (error.message,)
+        error.violations = tuple(Violation(_PLACE.sub("", field), what) for field, what in error.violations)
+    return error
 
 
 def from_rpc(error: Any, target: str) -> HandoffError:

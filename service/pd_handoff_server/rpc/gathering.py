@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from itertools import chain
 from typing import Any
 
+from pd_handoff_server import refusal
 from pd_handoff_server.refusal import Refusal
 from pd_handoff_server.store.interface import Done, Parked
 
@@ -58,6 +59,9 @@ class Gathering:
 
     def _keep(self, index: int, result: bytes | Refusal) -> None:
         if isinstance(result, Refusal):
+            if result.reason == "INVALID_RECORD":  # the one judged where nobody knows of the batch
+                found = [(f"requests[{index}].{field}", what) for field, what in result.violations]
+                result = refusal.invalid(result.reason, found)
             tag, data, outcome = b"\x12", to_status(result).SerializeToString(), result.reason
         else:
             tag, data, outcome = b"\x0a", result, "OK"

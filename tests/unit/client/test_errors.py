@@ -74,6 +74,20 @@ def test_exceptions_pickle_and_copy(reason: str, refusal: Callable[..., Any]) ->
         assert twin.violations == (errors.Violation("key.room", "is missing"),)
 
 
+def test_an_item_of_a_batch_tells_where_from_itself_on(refusal: Callable[..., Any]) -> None:
+    violations = (("requests[12].record.tokens[0].token_id", "must not be negative"), ("requests", "is odd"))
+    status = refusal(
+        "INVALID_ARGUMENT", "INVALID_RECORD", "requests[12].record.tokens[0].token_id: must", violations=violations
+    )
+    error = errors.from_item(status)
+    assert error.violations == (("record.tokens[0].token_id", "must not be negative"), ("requests", "is odd"))
+    assert error.message == str(error) == "record.tokens[0].token_id: must"
+    metadata = {"http_status": "400", "failure_reason": "BAD"}
+    aborted = refusal("ABORTED", "HANDOFF_ABORTED", "see requests[12].body", metadata=metadata)
+    assert errors.from_item(aborted).message == "see requests[12].body"  # its producer's own words
+    assert str(copy.copy(error)) == str(pickle.loads(pickle.dumps(error))) == error.message
+
+
 def test_overflow_has_its_numbers(refusal: Callable[..., Any]) -> None:
     numbers = {"requested": "129", "limit": "128", "token_index": "2"}
     error = from_status(refusal("RESOURCE_EXHAUSTED", "TOP_LOGPROBS_OVERFLOW", metadata=numbers))
