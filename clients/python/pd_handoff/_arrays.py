@@ -205,7 +205,7 @@ def _torch_host(tensor: Any) -> Any:
         raise UnfitError(f"must be a dense tensor, is {tensor.dtype} in layout {tensor.layout}")
     try:
         return tensor.detach().resolve_neg().cpu().contiguous()
-    except (RuntimeError, NotImplementedError, TypeError) as error:
+    except (RuntimeError, TypeError) as error:
         raise UnfitError(f"this tensor has no plain values: {str(error).splitlines()[0]}") from None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -95,6 +96,7 @@ class BaseClient(Generic[TransportT]):
     def _begin(self) -> None:
         """What a kind of client has beside it."""
 
+    @abstractmethod
     def _connect(
         self,
         target: str,
@@ -103,4 +105,4 @@ class BaseClient(Generic[TransportT]):
         options: Iterable[_channel.Option],
         session: SessionMode,
     ) -> TransportT:
-        raise NotImplementedError
+        """The transport of this face."""

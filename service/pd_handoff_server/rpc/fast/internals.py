@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol
 
@@ -37,9 +38,9 @@ class Tag:
 
     __slots__ = ()
 
+    @abstractmethod
     def complete(self, event: Event) -> Served | None:
         """The batch has completed; returns the call when this was its last."""
-        raise NotImplementedError
 
 
 class Step(Tag):
