@@ -9,10 +9,13 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, Final
 
 from .arena.layout import Limits
 from .lifecycle.model import Policy
+
+LONGEST_SOCKET_PATH: Final = 107
+"""Bytes; the kernel keeps 108 for an address, and one of them ends it."""
 
 _SECOND = 1_000_000_000
 _SIZES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
@@ -265,8 +268,7 @@ def _agree(settings: Settings) -> None:
         )
     for address in settings.listen:
         if address.startswith("unix:"):
-            if not address.removeprefix("unix:"):
-                raise ConfigError("--listen unix: needs a path")
+            _check_socket_path(address.removeprefix("unix:").removeprefix("//"))
         elif not _is_host_port(address):
             raise ConfigError(f"--listen must be host:port (port up to 65535) or unix:PATH, not {address!r}")
     if settings.metrics_listen and not _is_host_port(settings.metrics_listen):
@@ -294,6 +296,17 @@ def _agree_on_security(settings: Settings) -> None:
         raise ConfigError(
             f"--metrics-listen {settings.metrics_listen} would show metrics beyond this machine; listen on loopback, "
             "or say --insecure if the network lets nobody else in"
+        )
+
+
+def _check_socket_path(path: str) -> None:
+    if not path:
+        raise ConfigError("--listen unix: needs a path")
+    size = len(os.fsencode(path))
+    if size > LONGEST_SOCKET_PATH:
+        raise ConfigError(
+            f"--listen unix:{path} is too long: the path of a Unix socket has at most {LONGEST_SOCKET_PATH} bytes, and "
+            f"this one {size}; choose a shorter one"
         )
 
 

@@ -53,6 +53,12 @@ def test_defaults_are_those_of_the_contract(start: Start, kind: str) -> None:
     assert facts.schema_fingerprint
 
 
+@pytest.mark.settings(max_hidden_state_bytes=0)
+def test_no_element_types_where_no_hidden_states_fit(steps: Steps) -> None:
+    facts = steps.capabilities()
+    assert (facts.limits.hidden_state_bytes, list(facts.hidden_state_dtypes)) == (0, [])
+
+
 def test_settings_are_advertised_and_enforced(start: Start, kind: str) -> None:
     store = start(
         slots=3,

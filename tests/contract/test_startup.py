@@ -18,8 +18,8 @@ EXIT_FAILED, EXIT_USAGE = 1, 2
 
 
 def refusals(log: str) -> list[str]:
-    """What a store that refused to start said, from its JSON log."""
-    events = [json.loads(line) for line in log.splitlines() if line.startswith("{")]
+    """What a store that refused to start said, from its JSON log, in which nothing else may stand."""
+    events = [json.loads(line) for line in log.splitlines()]
     return [event["error"] for event in events if event["event"] == "refused to start"]
 
 
@@ -92,6 +92,17 @@ def test_a_socket_path_that_cannot_be_served(tmp_path: Path, what: str) -> None:
     assert str(path) in message
     if what == "a file":
         assert path.read_text() == "precious"
+
+
+def test_the_longest_socket_path_is_served_and_a_longer_one_refused(launch: Launch, tmp_path: Path) -> None:
+    longest = f"unix:{tmp_path}/".ljust(len("unix:") + 107, "s")
+    run = run_serve("--listen", longest + "s")
+    assert run.returncode == EXIT_USAGE
+    assert run.stderr == (
+        f"pd-handoff serve: --listen {longest}s is too long: the path of a Unix socket has at most 107 bytes, and "
+        "this one 108; choose a shorter one\n"
+    )
+    assert launch(longest).steps().exchange(7) == records.full()
 
 
 def test_a_bad_flag_is_refused_with_its_name() -> None:

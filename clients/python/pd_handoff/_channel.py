@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
@@ -10,6 +11,7 @@ import grpc
 Metadata: TypeAlias = Sequence[tuple[str, str]]
 Option: TypeAlias = tuple[str, Any]
 
+_LONGEST_SOCKET_PATH = 107  # bytes; the kernel keeps 108 for an address, and one of them ends it
 DEFAULT_TARGET = "127.0.0.1:50071"
 
 _OPTIONS: dict[str, Any] = {
@@ -39,9 +41,15 @@ _ADMIN_METHODS = ("ListHandoffs", "GetHandoff")
 
 def target_of(address: str) -> str:
     """gRPC's form of `host:port`, `unix:PATH`, or an absolute path of a socket. Raises ValueError for URLs of other
-    kinds."""
+    kinds, and for a path that the kernel cannot take."""
     if address.startswith("/"):
-        return f"unix:{address}"
+        address = f"unix:{address}"
+    if address.startswith("unix:"):
+        size = len(os.fsencode(address.removeprefix("unix:").removeprefix("//")))
+        if not 1 <= size <= _LONGEST_SOCKET_PATH:
+            raise ValueError(
+                f"target {address!r}: the path of a Unix socket has 1 to {_LONGEST_SOCKET_PATH} bytes, not {size}"
+            )
     if not address or address.startswith(("http:", "https:", "grpc:", "tcp:")):
         raise ValueError(f"target {address!r}: give host:port or unix:PATH")
     return address

@@ -42,7 +42,6 @@ class Describer:
         self._fixed = pb.CapabilitiesResponse(
             max_batch=max_batch,
             max_message_bytes=max_message,
-            hidden_state_dtypes=sorted(ELEMENT_BYTES),
             features=features,
             server_version=version,
             schema_fingerprint=SCHEMA_FINGERPRINT,
@@ -70,6 +69,7 @@ class Describer:
             consumed_grace=duration(policy.consumed_grace),
             tombstone_time=duration(policy.tombstone_time),
             max_waiters=facts.max_waiters,
+            hidden_state_dtypes=sorted(ELEMENT_BYTES) if facts.limits.hidden_state_bytes else (),
             store_epoch=facts.epoch,
         )
         answer.MergeFrom(self._fixed)

@@ -430,7 +430,14 @@ def test_a_client_is_a_context_manager(server: Any, store: Any) -> None:
 
 @pytest.mark.parametrize(
     "bad",
-    [{"timeout": 0}, {"timeout": float("inf")}, {"epoch": 1}, {"target": "http://host:1"}, {"target": ""}],
+    [
+        {"timeout": 0},
+        {"timeout": float("inf")},
+        {"epoch": 1},
+        {"target": "http://host:1"},
+        {"target": ""},
+        {"target": "unix:"},
+    ],
     ids=str,
 )
 def test_bad_settings(bad: Any) -> None:
@@ -454,3 +461,11 @@ def test_another_transport_fits_under_the_client() -> None:
     with pd_handoff.DecodeClient(transport=transport) as client:
         assert client.get(1, max_wait=2).attempt == 3
     assert [(method, timeout) for method, _, timeout in transport.calls] == [("Get", 7.0), ("close", 0)]
+
+
+@pytest.mark.parametrize("form", ["unix:{}", "unix://{}", "{}"])
+async def test_a_socket_path_longer_than_the_kernel_takes(form: str, connect: Any) -> None:
+    longest = form.format("/" + "ü" * 53)
+    connect("DecodeClient", target=longest)
+    with pytest.raises(ValueError, match="the path of a Unix socket has 1 to 107 bytes, not 108"):
+        connect("DecodeClient", target=longest + "x")

@@ -191,6 +191,9 @@ def test_limits_and_policy_are_the_settings() -> None:
         ({"listen": ["127.0.0.1:"]}, "--listen"),
         ({"listen": [":1"]}, "--listen"),
         ({"listen": ["unix:"]}, "--listen"),
+        ({"listen": ["unix:/" + "x" * 107]}, "at most 107 bytes, and this one 108"),
+        ({"listen": ["unix:///" + "x" * 107]}, "at most 107 bytes, and this one 108"),
+        ({"listen": ["unix:/" + "ü" * 54]}, "at most 107 bytes, and this one 109"),
         ({"listen": ["0.0.0.0:1"]}, "--insecure"),
         ({"listen": ["unix:/ok", "[::]:1"]}, "--insecure"),
         ({"metrics_listen": "0.0.0.0:1"}, "--metrics-listen"),
@@ -210,7 +213,10 @@ def test_contradictions_are_refused_by_name(given: dict[str, Any], named: str) -
     assert named in refused(given)
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1:0", "localhost:1", "[::1]:65535", "127.1.2.3:1", "unix:/x y"])
+@pytest.mark.parametrize(
+    "address",
+    ["127.0.0.1:0", "localhost:1", "[::1]:65535", "127.1.2.3:1", "unix:/x y", "unix:/" + "x" * 106, "unix:" + "ü" * 53],
+)
 def test_addresses_of_this_machine_need_nothing_else(address: str) -> None:
     assert load({"listen": [address]}, {}).listen == (address,)
 
