@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
+from typing import NoReturn
 
 from . import config
 from .arena.layout import HEADER, Layout, Limits
@@ -17,9 +18,20 @@ _BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3": 1, "float8_e
 _HEADROOM = 2  # slots a running request: reserved ones overlap with published ones not yet read
 
 
-def plan_main(argv: Sequence[str]) -> int:
-    """Print the plan; returns an exit code."""
-    parser = argparse.ArgumentParser(
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """Wrong usage is told as a wrong setting is."""
+        raise ConfigError(f"{message}; see --help")
+
+
+def _refuse(message: str) -> int:
+    print(f"pd-handoff plan: {message}", file=sys.stderr)
+    return 2
+
+
+def plan_main(argv: Sequence[str], refuse: Callable[[str], int] = _refuse) -> int:
+    """Print the plan; returns an exit code. `refuse` tells what is wrong with the arguments and gives the exit code."""
+    parser = _Parser(
         prog="pd-handoff plan",
         allow_abbrev=False,
         description="Reckon the arena before you allocate it, with the flags of serve.",
@@ -32,16 +44,15 @@ def plan_main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--hidden-size", type=int, help="elements of a hidden state to hand over, 0 for none")
     parser.add_argument("--hidden-dtype", choices=sorted(_BYTES), default="bfloat16", help="default bfloat16")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--json", action="store_true", help="JSON on stdout; errors as JSON on stderr")
     names = ["slots", *("max_" + limit.name for limit in fields(Limits))]
     config.add_arguments(parser, names)
-    given = vars(parser.parse_args(list(argv)))
     try:
+        given = vars(parser.parse_args(list(argv)))
         _derive(given)
         settings = config.load(given)
     except ConfigError as error:
-        print(f"pd-handoff plan: {error}", file=sys.stderr)
-        return 2
+        return refuse(str(error))
     layout = Layout(settings.limits())
     if given["json"]:
         print(json.dumps(_as_dict(layout, settings.slots), indent=2))

@@ -262,8 +262,6 @@ def test_an_abort_is_told_with_its_failure(cli: Any, store: Any, refusal: Any) -
 
 
 USAGE = [
-    ["reserve", "-1"],
-    ["get", str(2**64)],
     ["put", "7", "--record", "/nonexistent/record.json"],
     ["put", "7", "--token", "xyz", "--record", "@"],
     ["put", "7", "--token", "", "--record", "@"],
@@ -272,6 +270,7 @@ USAGE = [
     ["get", "7", "--timeout", "0"],
     ["get", "7", "--retry", "-1"],
     ["get", "7", "--target", "http://host:1"],
+    ["get", "7", "--target", "unix:" + "x" * 108],
 ]
 
 
@@ -284,13 +283,58 @@ def test_wrong_usage(arguments: list[str], cli: Any, store: Any, tmp_path: Path)
     assert store.calls == []
 
 
-@pytest.mark.parametrize(
-    "arguments", [[], ["get"], ["get", "room"], ["release", "7"], ["list", "--state", "GONE"], ["nope"]]
-)
-def test_wrong_arguments(arguments: list[str], cli: Any) -> None:
+ARGUMENTS = [
+    ([], "COMMAND"),
+    (["get"], "ROOM"),
+    (["get", "room"], "argument ROOM: must be an integer from 0 to 2**64 - 1, not 'room'"),
+    (["get", "-1"], "argument ROOM: must be an integer from 0 to 2**64 - 1, not '-1'"),
+    (["get", str(2**64)], f"argument ROOM: must be an integer from 0 to 2**64 - 1, not '{2**64}'"),
+    (["get", "7", "--sample", "1.5"], "argument --sample: must be an integer from 0 to 2**32 - 1, not '1.5'"),
+    (["release", "7"], "--token --reader"),
+    (["list", "--state", "GONE"], "GONE"),
+    (["nope"], "nope"),
+    (["get", "7", "--wiat", "3"], "--wiat"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "told"), ARGUMENTS, ids=str)
+def test_wrong_arguments(arguments: list[str], told: str, cli: Any, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         cli(*arguments)
     assert caught.value.code == exits.USAGE
+    err = capsys.readouterr().err
+    assert err.startswith("usage: ")
+    assert told in err
+    with pytest.raises(SystemExit) as caught:
+        cli(*arguments, "--json")
+    assert caught.value.code == exits.USAGE
+    found = capsys.readouterr()
+    error = json.loads(found.err)["error"]
+    assert (found.out, error["reason"], error["code"], error["exit_code"]) == ("", "USAGE", "INVALID_ARGUMENT", 2)
+    assert told in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "hint"),
+    [
+        ("UNAVAILABLE", "", "--retry"),
+        ("UNAVAILABLE", "DRAINING", "--retry"),
+        ("NOT_FOUND", "HANDOFF_NOT_FOUND", "--wait"),
+        ("DEADLINE_EXCEEDED", "RECORD_NOT_READY", "--wait"),
+        ("RESOURCE_EXHAUSTED", "ARENA_FULL", "--wait"),
+        ("DEADLINE_EXCEEDED", "", "--timeout"),
+    ],
+)
+def test_an_error_hints_at_the_option_that_helps(
+    code: str, reason: str, hint: str, cli: Any, store: Any, refusal: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store.script("Get", refusal(code, reason, "told"))
+    err = cli("get", "7")[2]
+    assert f"{hint} SECONDS" in err or f"raise {hint}" in err
+    assert hint in json.loads(cli("get", "7", "--json")[2])["error"]["hint"]
+    with pytest.raises(SystemExit):
+        cli("get", "--help")
+    assert hint in capsys.readouterr().out
 
 
 def test_a_record_that_is_none(cli: Any, tmp_path: Path) -> None:
@@ -298,7 +342,7 @@ def test_a_record_that_is_none(cli: Any, tmp_path: Path) -> None:
     path.write_text('{"tokens": [{"id": 5}]}')
     code, _, err = cli("put", "7", "--record", str(path))
     assert code == exits.USAGE
-    assert "id" in err
+    assert "record.tokens[0].id: no such field; did you mean token_id?" in err
 
 
 def test_the_bearer_token_comes_from_a_file(cli: Any, store: Any, tmp_path: Path) -> None:
@@ -318,12 +362,16 @@ def test_help_tells_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("command", ["serve", "plan"])
-def test_the_servers_own_commands_get_their_arguments(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_servers_own_commands_get_their_arguments(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     seen: list[tuple[str, list[str]]] = []
     app = ModuleType("pd_handoff_server.app")
 
-    def entry(name: str, code: int) -> Callable[[list[str]], int]:
-        def run(argv: list[str]) -> int:
+    def entry(name: str, code: int) -> Callable[..., int]:
+        def run(argv: list[str], refuse: Callable[[str], int] | None = None) -> int:
+            if refuse is not None:
+                return refuse("told")
             seen.append((name, argv))
             return code
 
@@ -341,6 +389,10 @@ def test_the_servers_own_commands_get_their_arguments(command: str, monkeypatch:
     assert main([command, "--help", "--slots", "4"]) == {"serve": 3, "plan": 4}[command]
     prepared: list[tuple[str, list[str]]] = [("prepare", [])] if command == "serve" else []
     assert seen == [*prepared, (command, ["--help", "--slots", "4"])]
+    if command == "plan":
+        assert main([command, "--json"]) == exits.USAGE
+        error = json.loads(capsys.readouterr().err)["error"]
+        assert (error["reason"], error["message"]) == ("USAGE", "told")
 
 
 @pytest.mark.parametrize("missing", ["structlog", "torch", "pd_handoff_server"])

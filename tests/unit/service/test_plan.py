@@ -94,6 +94,8 @@ def test_the_table_tells_the_same(capsys: pytest.CaptureFixture[str]) -> None:
         (["--slots", "0"], "--slots"),
         (["--max-top-logprobs", "x"], "--max-top-logprobs"),
         (["--hidden-size", str(1 << 40)], "--max-hidden-state-bytes"),
+        (["--slotz", "3"], "--slotz 3; see --help"),
+        (["--hidden-dtype", "int8"], "--hidden-dtype"),
     ],
     ids=str,
 )

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pd_handoff import _channel
 from pd_handoff._version import __version__
 from pd_handoff.admin import HandoffState
+from pd_handoff.cli import usage
 from pd_handoff.cli.exits import EXPLAINED
 from pd_handoff.model import WIDTH_NAMES
 
@@ -22,11 +23,11 @@ the strings "NaN", "Infinity", "-Infinity")."""
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """Parses everything but `serve` and `plan`. Exits with 2 on wrong usage."""
-    return _parser().parse_args(argv)
+    return usage.parse(_parser(), argv)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> usage.Parser:
+    parser = usage.Parser(
         prog="pd-handoff",
         description=_DESCRIPTION,
         epilog=EXPLAINED,
@@ -47,9 +48,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _command(
-    commands: argparse._SubParsersAction[argparse.ArgumentParser], name: str, text: str
-) -> argparse.ArgumentParser:
+def _command(commands: argparse._SubParsersAction[usage.Parser], name: str, text: str) -> argparse.ArgumentParser:
     parser = commands.add_parser(
         name,
         help=text,
@@ -88,12 +87,24 @@ def _command(
 
 
 def room(text: str) -> int:
-    return int(text, 0)
+    try:
+        number = int(text, 0)
+    except ValueError:
+        number = -1
+    if not 0 <= number < 1 << 64:
+        raise argparse.ArgumentTypeError(f"must be an integer from 0 to 2**64 - 1, not {text!r}")
+    return number
+
+
+def sample(text: str) -> int:
+    if not (text.isdecimal() and int(text) < 1 << 32):
+        raise argparse.ArgumentTypeError(f"must be an integer from 0 to 2**32 - 1, not {text!r}")
+    return int(text)
 
 
 def _key(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("room", type=room, metavar="ROOM", help="the request's room, 0 to 2**64 - 1")
-    parser.add_argument("--sample", type=int, default=0, metavar="N", help="which of n parallel samples (default 0)")
+    parser.add_argument("--sample", type=sample, default=0, metavar="N", help="which of n parallel samples (default 0)")
     _namespace(parser)
 
 

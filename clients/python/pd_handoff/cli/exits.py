@@ -20,7 +20,7 @@ exit codes:
   5   not there (yet): nobody knows the hand-off, or its record is not published
   6   ended: aborted, expired, consumed, superseded, or lost by a restart
   7   conflict: the key or the record belongs to somebody else
-  8   no answer: the store is unreachable, draining, or too slow
+  8   no answer: the store is unreachable, starting, draining, or too slow; wait for it with --retry
   9   credentials missing, wrong, or not sufficient
   10  the server is no store, or of another version
   130 interrupted
@@ -59,7 +59,9 @@ _HINTS: dict[type[errors.HandoffError], str] = {
     errors.ArenaFull: "--wait SECONDS queues for a slot",
     errors.HandoffNotFound: "--wait SECONDS waits for it",
     errors.RecordNotReady: "--wait SECONDS waits for it",
-    errors.StoreUnavailable: "start one with `pd-handoff serve`, or name it with --target or PD_HANDOFF_TARGET",
+    errors.StoreUnavailable: "start one with `pd-handoff serve`, or name it with --target or PD_HANDOFF_TARGET; "
+    "--retry SECONDS outlasts one that is away for a moment",
+    errors.Draining: "--retry SECONDS asks again until it serves",
     errors.DeadlineExceeded: "raise --timeout",
     errors.Unauthenticated: "give --token-file, or --tls-cert and --tls-key",
     errors.PermissionDenied: "use credentials of a role that may do this",
@@ -87,7 +89,7 @@ def report(error: errors.HandoffError, as_json: bool) -> int:
 
 
 def usage(text: str, as_json: bool) -> int:
-    """As `report`, for what is wrong on this side."""
+    """As `report`, for what is wrong on this side; its reason is USAGE."""
     return report(errors.InvalidRequest(text, reason="USAGE"), as_json)
 
 
@@ -100,5 +102,6 @@ def _as_dict(error: errors.HandoffError) -> dict[str, Any]:
         "http_status": error.http_status,
         "retry_after": error.retry_after,
         "violations": [violation._asdict() for violation in error.violations],
+        "hint": _HINTS.get(type(error)),
         "exit_code": code_of(error),
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from importlib.util import find_spec
 
 # Looked for before anything starts: the store loads the heavy ones when its socket listens already.
@@ -21,7 +22,13 @@ def run(command: str, argv: list[str]) -> int:
             process.prepare()  # before gRPC loads
         from pd_handoff_server import app  # noqa: PLC0415  # it may not be installed
 
-        return app.serve_main(argv) if command == "serve" else app.plan_main(argv)
+        if command == "serve":
+            return app.serve_main(argv)
+        if "--json" not in argv:
+            return app.plan_main(argv)
+        from pd_handoff.cli import exits  # noqa: PLC0415  # `serve` loads no more than it must before it prepares
+
+        return app.plan_main(argv, partial(exits.usage, as_json=True))
     except ModuleNotFoundError as error:
         name = error.name or ""
         if name.startswith(("pd_handoff.", "pd_handoff_server.")):
