@@ -86,6 +86,7 @@ class BaseClient(Generic[TransportT]):
             retries=retries or Retries(),
             producer=producer,
             reader_id=new_name("reader") if reader_id is None else reader_id,
+            encodes=transport is None,
         )
         self._soon_delay = put_soon_delay
         if transport is None:

@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, timezone
-from typing import Any
+from typing import Any, cast
 
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
-from pd_handoff import _requests
+from pd_handoff import _frames, _requests
 from pd_handoff._steps import Pause, Send, Steps
 from pd_handoff.admin import HandoffInfo, HandoffState
 from pd_handoff.capabilities import Capabilities
@@ -41,6 +41,8 @@ class Calls:
     reader_id: str = ""
     clock: Callable[[], float] = time.monotonic
     learned: dict[str, int] = field(default_factory=dict)
+    encodes: bool = False
+    """Whether the transport takes `_frames.Encoded` for a message."""
 
     def but(self, **changes: Any) -> Calls:
         """The same with other settings."""
@@ -188,7 +190,11 @@ class Calls:
 
     def put_request(self, reservation: Reservation, record: AnyRecord) -> pb.PutRequest:
         """What a Put by token sends."""
-        return _requests.put_request(self.key(reservation.key), record, reservation.token)
+        key = self.key(reservation.key)
+        if not self.encodes:
+            return _requests.put_request(key, record, reservation.token)
+        message = _requests.record_message(record)
+        return cast(pb.PutRequest, _frames.encoded_put(key, reservation.token, message))
 
     def put_all(self, requests: list[pb.PutRequest]) -> Steps[list[Published | HandoffError]]:
         """Put of one, BatchPut of several."""
@@ -255,8 +261,12 @@ class Calls:
         outage = Outage(self.retries)
         while pending:  # ends with the outage's budget
             began = self.clock()
-            message = batch(requests=[requests[index] for index in pending])
-            waits = [wait for one in message.requests for wait in wait_of(one)]
+            part = [requests[index] for index in pending]
+            if isinstance(part[0], _frames.Encoded):
+                message, waits = cast(Message, _frames.encoded_batch(part)), []
+            else:
+                message = batch(requests=part)
+                waits = [wait for one in message.requests for wait in wait_of(one)]
             response = yield from self.ask(method, message, waits)
             again, last = [], None
             for index, result in zip(pending, response.results, strict=True):
@@ -301,6 +311,8 @@ class Calls:
 
 def wait_of(request: Any) -> tuple[Duration, ...]:
     """The max_wait inside a request, if it has one."""
+    if isinstance(request, _frames.Encoded):
+        return ()
     if isinstance(request, pb.PutRequest):
         return wait_of(request.reserve) if request.HasField("reserve") else ()
     return (request.max_wait,) if request.HasField("max_wait") else ()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
 import grpc
+
+from pd_handoff.v1 import metadata_store_pb2 as pb
 
 Metadata: TypeAlias = Sequence[tuple[str, str]]
 Option: TypeAlias = tuple[str, Any]
@@ -32,6 +35,7 @@ _OPTIONS: dict[str, Any] = {
     "grpc.enable_http_proxy": 0,
 }
 
+_SERVICE = pb.DESCRIPTOR.services_by_name["MetadataStore"]
 _STORE_METHODS = (
     *("Capabilities", "Reserve", "Put", "Get", "Release", "Abort"),
     *("BatchReserve", "BatchPut", "BatchGet"),
@@ -70,9 +74,12 @@ def open_channel(target: str, credentials: grpc.ChannelCredentials | None, setti
 def methods_of(channel: Any, store_stub: Any, admin_stub: Any) -> dict[str, Callable[..., Any]]:
     """The channel's callables by method name, made once."""
     store, admin = store_stub(channel), admin_stub(channel)
-    return {name: getattr(store, name) for name in _STORE_METHODS} | {
-        name: getattr(admin, name) for name in _ADMIN_METHODS
-    }
+    methods = {name: getattr(store, name) for name in _STORE_METHODS}
+    methods |= {name: getattr(admin, name) for name in _ADMIN_METHODS}
+    for name, answer in (("Put", pb.PutResponse), ("BatchPut", pb.BatchPutResponse)):  # these may be `_frames.Encoded`
+        path = f"/{_SERVICE.full_name}/{name}"
+        methods[name] = channel.unary_unary(path, operator.methodcaller("SerializeToString"), answer.FromString)
+    return methods
 
 
 class CallMetadata:

@@ -84,13 +84,17 @@ def put_request(
     key: record_pb2.HandoffKey, record: Record | record_pb2.HandoffRecord, token: bytes = b""
 ) -> pb.PutRequest:
     """A Put. Raises InvalidRecord for values that no record can hold."""
+    return pb.PutRequest(key=key, token=token, record=record_message(record))
+
+
+def record_message(record: Record | record_pb2.HandoffRecord) -> record_pb2.HandoffRecord:
+    """The message of a record. Raises InvalidRecord for values that no record can hold."""
     if isinstance(record, record_pb2.HandoffRecord):
-        return pb.PutRequest(key=key, token=token, record=record)
+        return record
     if not isinstance(record, Record):
         raise TypeError(f"record must be a Record or a HandoffRecord message, is a {type(record).__name__}")
-    request = pb.PutRequest(key=key, token=token)
-    record.write_to(request.record)
-    return request
+    message: record_pb2.HandoffRecord = record.to_proto()
+    return message
 
 
 def get_request(
