@@ -131,10 +131,21 @@ def test_alerts_say_what_to_do() -> None:
         assert len(rule["annotations"]["description"]) > 40
     tool = shutil.which("promtool")
     if tool:  # where Prometheus is installed, it has a say
-        for arguments in (("rules", "alerts.yml"), ("config", "--syntax-only", "scrape.yml")):
-            command = [tool, "check", *arguments[:-1], str(DEPLOY / "prometheus" / arguments[-1])]
+        for arguments in (
+            ("check", "rules", "alerts.yml"),
+            ("check", "config", "--syntax-only", "scrape.yml"),
+            ("test", "rules", "alerts_test.yml"),
+        ):
+            command = [tool, *arguments[:-1], str(DEPLOY / "prometheus" / arguments[-1])]
             ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
             assert ended.returncode == 0, ended.stderr
+
+
+def test_every_alert_is_tried() -> None:
+    tried = yaml.safe_load((DEPLOY / "prometheus" / "alerts_test.yml").read_text())
+    (trouble,) = [test for test in tried["tests"] if test["name"] == "a store that is in trouble"]
+    rings = "".join(sample["labels"] for sample in trouble["promql_expr_test"][0]["exp_samples"])
+    assert re.findall(r'alertname="(\w+)"', rings) == [rule["alert"] for rule in alerts()]
 
 
 def settings_of(arguments: list[str], environment: dict[str, str]) -> config.Settings:
@@ -191,9 +202,14 @@ def test_the_image_starts_a_store() -> None:
     text = (DEPLOY / "docker" / "Dockerfile").read_text()
     environment = dict(re.findall(r"(PD_HANDOFF_\w+)=(\S+)", text))
     assert settings_of([], environment).listen == ("127.0.0.1:50071", "unix:/run/pd-handoff/socket")
-    root = DEPLOY.parent
-    for line in re.findall(r"^COPY (?!--from)(.+) \S+$", text, re.MULTILINE):
-        assert all((root / name).exists() for name in line.split()), line
+    copied = {name for line in re.findall(r"^COPY (?!--from)(.+) \S+$", text, re.MULTILINE) for name in line.split()}
+    assert all((DEPLOY.parent / name).exists() for name in copied)
+    project = (DEPLOY.parent / "pyproject.toml").read_text()
+    (wheel,) = re.findall(
+        r"^\[tool\.hatch\.build\.targets\.wheel\.force-include\]\n((?:\".+\n)+)", project, re.MULTILINE
+    )
+    packed = {*re.findall(r'^"([\w-]+)/', wheel, re.MULTILINE), "clients", "service", "LICENSE", "README.md"}
+    assert packed <= copied, "the wheel cannot be built without them"
     assert re.search(r"^USER 10001$", text, re.MULTILINE)
 
 
