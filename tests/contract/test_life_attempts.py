@@ -54,6 +54,23 @@ def test_a_lower_attempt_is_stale_after_every_end(steps: Steps, store: LocalStor
             steps.put_once(room, attempt=1, owner="another")
 
 
+def test_an_abort_of_a_higher_attempt_supersedes_the_live_one(steps: Steps) -> None:
+    reserved, published = steps.reserve(1).token, steps.publish(2)
+    for room, token in ((1, reserved), (2, published)):
+        assert steps.abort(room, attempt=1)
+        with refused("STALE_RESERVATION", state="ABORTED"):
+            steps.reserve(room)
+        with refused("STALE_RESERVATION", state="ABORTED"):
+            steps.put(room, token)
+        with refused("STALE_RESERVATION", state="ABORTED"):
+            steps.release(room, token=token)
+        with refused("HANDOFF_ABORTED"):
+            steps.get(room)
+        steps.publish(room, records.numbered(2), attempt=2)
+        assert steps.record(room) == records.numbered(2)
+    assert steps.free == 6
+
+
 def test_get_takes_the_newest_at_or_above_the_one_it_names(steps: Steps) -> None:
     steps.publish(7, records.numbered(3), attempt=3)
     for lowest in (0, 2, 3):
@@ -137,6 +154,23 @@ def test_a_former_owner_of_a_reused_room_still_gets_its_ok(steps: Steps) -> None
     with refused("RECORD_IMMUTABLE"):
         steps.put(7, token, records.numbered(2))
     assert steps.record(7) == records.numbered(2)
+
+
+def test_a_repeated_one_shot_put_is_not_published_again_into_a_reused_room(steps: Steps, store: LocalStore) -> None:
+    first = steps.put_once(7, records.numbered(1), owner="first")
+    steps.get(7, reader="decode")
+    steps.put_once(7, records.numbered(2), owner="second")
+    for seconds in (0, 31):  # within the grace of the second, and when that is freed, too
+        assert steps.put_once(7, records.numbered(1), owner="first") == first
+        with refused("RECORD_IMMUTABLE"):
+            steps.put_once(7, records.numbered(3), owner="first")
+        with refused("ALREADY_CONSUMED"):
+            steps.reserve(7, "first")
+        if not seconds:
+            assert steps.record(7, reader="decode") == records.numbered(2)
+        store.advance(seconds)
+    with refused("ALREADY_CONSUMED"):
+        steps.get(7)
 
 
 def test_owners_are_compared_within_one_key_only(steps: Steps) -> None:

@@ -108,27 +108,32 @@ class Claims:
         if live is not None and live.token == token:
             return live
         for ended in self.ended:
-            if ended.key == key and ended.live is not None and ended.live.token == token:
-                if live is not None and live.ask.attempt > ended.attempt:
-                    break
+            named = ended.key == key and ended.live is not None and ended.live.token == token
+            if named and not self._is_past(key, ended.attempt):
                 return ended
         return refused("STALE_RESERVATION", state=self.state(key))
 
-    def shadowed(self, ended: Ended) -> bool:
-        """Whether a higher attempt has ended too: by an Abort ahead of its Reserve."""
-        newest = self.newest_ended(ended.key)
-        return newest is not None and newest.attempt > ended.attempt
+    def _is_past(self, key: Key, attempt: int) -> bool:
+        """Whether a higher attempt is live or has ended."""
+        live, ended = self.live.get(key), self.newest_ended(key)
+        return attempt < max(-1 if live is None else live.ask.attempt, -1 if ended is None else ended.attempt)
+
+    def _own(self, ask: Ask) -> Live | Ended | None:
+        """This owner's hand-off of this attempt, live or ended, whoever has used the room since."""
+        live = self.live.get(ask.key)
+        if live is not None and (live.ask.owner, live.ask.attempt) == (ask.owner, ask.attempt):
+            return live
+        if self._is_past(ask.key, ask.attempt):
+            return None
+        of_owner = (one for one in reversed(self.ended) if one.live is not None and one.live.ask.owner == ask.owner)
+        return next((one for one in of_owner if (one.key, one.attempt) == (ask.key, ask.attempt)), None)
 
     def published_by(self, ask: Ask) -> Live | Ended | None:
         """What a one-shot Put finds that it has published before."""
-        live = self.live.get(ask.key)
-        if live is not None:
-            same = live.ask.owner == ask.owner and live.ask.attempt == ask.attempt
-            return live if same and live.paper is not None else None
-        ended = self.newest_ended(ask.key)
-        if ended is None or ended.live is None or ended.live.paper is None or ended.how not in {"EXPIRED", "COMPLETED"}:
-            return None
-        return ended if ended.live.ask.owner == ask.owner and ended.attempt == ask.attempt else None
+        own = self._own(ask)
+        if isinstance(own, Ended):
+            return own if own.live and own.live.paper and own.how in {"EXPIRED", "COMPLETED"} else None
+        return own if own is not None and own.paper is not None else None
 
     def judge_all(self, asks: Sequence[Ask], *, widths: bool = True) -> list[Verdict] | Refused:
         """A verdict each; or the refusal of the whole, of any that are refused."""
@@ -167,22 +172,23 @@ class Claims:
 
     def _judge_attempt(self, ask: Ask) -> Verdict | Refused:
         live, ended = self.live.get(ask.key), self.newest_ended(ask.key)
-        if ask.attempt < max(-1 if live is None else live.ask.attempt, -1 if ended is None else ended.attempt):
-            answer = refused("STALE_RESERVATION", state=self.state(ask.key))
-            if live is not None and ended is not None and ended.attempt > live.ask.attempt:
-                # Both are known; which of the two states is told is open, and so is which rule comes first.
-                answer |= refused("STALE_RESERVATION", state=ended.state)
-                answer |= refused("HANDOFF_EXISTS")
-            return answer
+        if self._is_past(ask.key, ask.attempt):
+            return refused("STALE_RESERVATION", state=self.state(ask.key))
+        own = self._own(ask)
+        if isinstance(own, Ended) and not self._passes(ask, own):
+            return self.outcome(own)
         if live is not None and live.ask.attempt == ask.attempt:
             return self._judge_beside(ask, live)
-        if ended is not None and ended.attempt == ask.attempt:
-            reused = ended.how == "COMPLETED" and ended.live is not None and ended.live.ask.owner != ask.owner
-            former = None if ended.live is None else ended.live.ask.producer
-            again = ended.how == "RESTARTED" and self._outdates(ask, ended.key, former)
-            if not reused and not again:
-                return self.outcome(ended)
+        if ended is not None and ended.attempt == ask.attempt and not self._passes(ask, ended):
+            return self.outcome(ended)
         return Verdict(frees=live)
+
+    def _passes(self, ask: Ask, ended: Ended) -> bool:
+        """Whether this may be reserved again at the same attempt: a completed one by others, a killed one's by its
+        successor."""
+        reused = ended.how == "COMPLETED" and ended.live is not None and ended.live.ask.owner != ask.owner
+        former = None if ended.live is None else ended.live.ask.producer
+        return reused or (ended.how == "RESTARTED" and self._outdates(ask, ended.key, former))
 
     def _judge_beside(self, ask: Ask, live: Live) -> Verdict | Refused:
         if live.state == "RESERVED" and self._outdates(ask, live.ask.key, live.ask.producer):
@@ -214,7 +220,7 @@ class Claims:
             own |= {live.ask.key for live in self._outdated(asks)}
         if queue:
             return needed <= len(own)
-        own |= {live.ask.key for live in self.consumed()}
+        own |= {live.ask.key for live in self._evictable(verdicts)}
         return needed <= len(own) + self.slots - len(self.live)
 
     def grant(self, asks: Sequence[Ask], verdicts: Sequence[Verdict]) -> tuple[Live, ...]:
@@ -228,9 +234,14 @@ class Claims:
                 self.epochs[instance] = max(self.epochs.get(instance, 0), ask.producer[1])
         for live in self._outdated(asks):
             self.end(live, "RESTARTED")
-        return tuple(self._grant_one(ask, verdict) for ask, verdict in zip(asks, verdicts, strict=True))
+        return tuple(self._grant_one(ask, verdict, verdicts) for ask, verdict in zip(asks, verdicts, strict=True))
 
-    def _grant_one(self, ask: Ask, verdict: Verdict) -> Live:
+    def _evictable(self, verdicts: Sequence[Verdict]) -> list[Live]:
+        """Consumed ones whose slots these may take: not what they answer with themselves."""
+        kept = [verdict.kept for verdict in verdicts]
+        return [one for one in self.consumed() if one not in kept]
+
+    def _grant_one(self, ask: Ask, verdict: Verdict, verdicts: Sequence[Verdict]) -> Live:
         times = self.times
         lease = times.lease_default if ask.lease is None else min(max(ask.lease, times.lease_min), times.lease_max)
         if verdict.kept is not None:
@@ -239,7 +250,7 @@ class Claims:
             return verdict.kept
         self.ended = [one for one in self.ended if one.key != ask.key or one.attempt >= ask.attempt]
         if len(self.live) == self.slots:
-            self.end(self.consumed()[0], "COMPLETED")
+            self.end(self._evictable(verdicts)[0], "COMPLETED")
         live = Live(ask, lease, self.now() + lease, self.wall(), self.now())
         self.live[ask.key] = live
         return live

@@ -63,11 +63,7 @@ class Reference(Claims):
         holder = self.holder(key, token)
         if isinstance(holder, Refused):
             return holder
-        answer = self._put_into(holder, paper)
-        if isinstance(holder, Ended) and self.shadowed(holder):
-            stale = refused("STALE_RESERVATION", state=self.state(key))
-            return answer | stale if isinstance(answer, Refused) else Plain((answer, stale))
-        return answer
+        return self._put_into(holder, paper)
 
     def _put_into(self, holder: Live | Ended, paper: Paper) -> Expected:
         flaw = self.flaw(paper)
@@ -156,7 +152,7 @@ class Reference(Claims):
         if isinstance(holder, Refused):
             return holder
         if isinstance(holder, Ended):
-            return self._of_ended(holder, None)
+            return Plain((None,))
         if holder.state == "RESERVED":
             message = "the producer released the reservation before it put a record"
             self.end(holder, "ABORTED", (503, "RELEASED", message))
@@ -172,7 +168,7 @@ class Reference(Claims):
             if isinstance(holder, Refused):
                 return holder
             if isinstance(holder, Ended):
-                return self._of_ended(holder, False)
+                return Plain((False,))
             return self._abort_live(holder, failure)
         live, ended = self.live.get(key), self.newest_ended(key)
         if live is not None and attempt in {None, live.ask.attempt}:
@@ -182,6 +178,8 @@ class Reference(Claims):
         attempt = attempt or 0
         if (live is not None and live.ask.attempt > attempt) or (ended is not None and ended.attempt >= attempt):
             return Plain((False,))
+        if live is not None:
+            self.end(live, "")  # there is a higher attempt, though it has ended: this one is superseded
         self.ended.append(Ended(key, attempt, "ABORTED", self.now() + self.times.tombstone, failure))
         return Plain((True,))
 
@@ -190,12 +188,6 @@ class Reference(Claims):
             return Plain((False,))
         self.end(live, "ABORTED", failure)
         return Plain((True,))
-
-    def _of_ended(self, ended: Ended, value: object) -> Expected:
-        """Of something ended: OK; whether that holds beside an Abort of a future attempt, the contract does not say."""
-        if self.shadowed(ended):
-            return Plain((value, refused("STALE_RESERVATION", state=self.state(ended.key))))
-        return Plain((value,))
 
     # -- waiting and time ----------------------------------------------------------------------------------------------
 
@@ -240,7 +232,7 @@ class Reference(Claims):
                 return None if late else verdicts
             if "STALE_RESERVATION" in verdicts.options:
                 return verdicts | refused("STALE_RESERVATION", state="CONSUMED")
-            return verdicts if seen is None or seen in verdicts.options else None
+            return verdicts if seen in verdicts.options else None
         if not self.in_pool(waiting.asks, verdicts, queue=not first, restarts=first or seen is not None):
             return None
         lives = self.grant(waiting.asks, verdicts)

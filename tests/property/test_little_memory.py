@@ -132,7 +132,7 @@ class LittleMemory(RuleBasedStateMachine):
         assert not list(self.lifecycle.tombstones())
         assert not self.lifecycle._tombstones._by_key
         assert not self.lifecycle._tombstones._by_token
-        assert not self.lifecycle._tombstones._below
+        assert not self.lifecycle._tombstones._former
         assert not self.lifecycle._reserved_by
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from pd_handoff_server.lifecycle import Handoff
 from pd_handoff_server.refusal import Refusal
 
@@ -56,17 +57,104 @@ def test_a_waiting_reserve_that_comes_to_need_no_slot_of_others_is_answered() ->
     assert granted.owner == "higher"
 
 
-def test_an_outcome_outlives_an_abort_ahead_of_a_later_attempt() -> None:
-    """Attempt 1 is aborted before its Reserve, attempt 0 expires after it and is remembered for longer."""
+FAILURE = (400, "INPUT_TOO_LONG", "input too long")
+
+
+@pytest.mark.parametrize("state", ["RESERVED", "PUBLISHED", "CONSUMED"])
+def test_an_abort_of_a_later_attempt_supersedes_the_one_that_is_live(state: str) -> None:
+    """Put, renewal, Release, Abort and Get agree on it, and the slot is free."""
     pair = Pair(2)
-    pair.reserve([Ask(ROOMS[0], "a")])
-    pair.abort(ROOMS[0], (400, "INPUT_TOO_LONG", "input too long"), attempt=1)
-    pair.clock.advance(61)
+    handoff = pair.reserve([Ask(ROOMS[0], "a")])
+    if state != "RESERVED":
+        pair.put(ROOMS[0], handoff.token, LEGAL[0])
+    if state == "CONSUMED":
+        pair.get(ROOMS[0])
+    assert pair.abort(ROOMS[0], FAILURE, attempt=1)
+    pair.check()
+    assert pair.store.facts().slots_free == pair.lifecycle.slots.free == 2
+    for answer in (
+        pair.put(ROOMS[0], handoff.token, LEGAL[0]),
+        pair.reserve([Ask(ROOMS[0], "a")]),
+        pair.put_once(Ask(ROOMS[0], "a"), LEGAL[0]),
+        pair.release(ROOMS[0], handoff.token),
+        pair.abort(ROOMS[0], FAILURE, handoff.token),
+    ):
+        assert answer.reason == "STALE_RESERVATION"
+        assert answer.metadata["state"] == "ABORTED"
+    assert pair.get(ROOMS[0]).reason == "HANDOFF_ABORTED"
+    pair.clock.advance(121)
+    assert pair.get(ROOMS[0]).reason == "HANDOFF_NOT_FOUND"
+    pair.check()
+
+
+@pytest.mark.parametrize("freed", [True, False], ids=["completed and freed", "live"])
+def test_a_late_one_shot_put_meets_its_own_outcome_in_a_room_that_others_have_used_since(freed: bool) -> None:
+    """The repetition of a Put whose answer was lost must not publish the record again, into another's room."""
+    pair = Pair(2)
+    first = pair.put_once(Ask(ROOMS[0], "a"), LEGAL[0])
+    pair.get(ROOMS[0])
+    for owner in ("b", "c"):
+        pair.put_once(Ask(ROOMS[0], owner), LEGAL[1])
+        pair.get(ROOMS[0])
+    if freed:
+        pair.clock.advance(31)
+    assert pair.put_once(Ask(ROOMS[0], "a"), LEGAL[0]) == first
+    assert pair.put_once(Ask(ROOMS[0], "a"), LEGAL[3]).reason == "RECORD_IMMUTABLE"
+    assert pair.reserve([Ask(ROOMS[0], "a")]).reason == "ALREADY_CONSUMED"
+    assert pair.reserve([Ask(ROOMS[1], "x"), Ask(ROOMS[0], "b")], batch=True).reason == "ALREADY_CONSUMED"
+    pair.check()
+    pair.reserve([Ask(ROOMS[0], "a", attempt=1)])
+    assert pair.put_once(Ask(ROOMS[0], "a"), LEGAL[0]).reason == "STALE_RESERVATION"
+    pair.clock.advance(200)
     pair.tick()
-    pair.clock.advance(100)
+    pair.check()
+
+
+def test_a_late_one_shot_put_beside_the_next_owners_reservation_gets_its_ok() -> None:
+    """As a Put by token does; the reservation is left alone."""
+    pair = Pair(2)
+    first = pair.put_once(Ask(ROOMS[0], "a"), LEGAL[0])
+    pair.get(ROOMS[0])
+    handoff = pair.reserve([Ask(ROOMS[0], "b")])
+    assert pair.put_once(Ask(ROOMS[0], "a"), LEGAL[0]) == first
+    assert pair.reserve([Ask(ROOMS[0], "a")]).reason == "ALREADY_CONSUMED"
+    pair.put(ROOMS[0], handoff.token, LEGAL[1])
+    assert pair.get(ROOMS[0]).image == LEGAL[1].image
+    pair.check()
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_batch_takes_no_slot_of_a_consumed_hand_off_that_it_answers_with(order: int) -> None:
+    """The oldest consumed one is renewed by the batch that needs a slot: the next oldest gives its up."""
+    pair = Pair(2)
+    for room in ROOMS[:2]:
+        pair.put_once(Ask(room, "a"), LEGAL[0])
+        pair.get(room)
+    answer = pair.reserve([Ask(ROOMS[0], "a"), Ask(ROOMS[2], "b")][::order], batch=True)
+    pair.check()
+    assert {handoff.key for handoff in answer} == {ROOMS[0], ROOMS[2]}
+    assert pair.get(ROOMS[0]).image == LEGAL[0].image
+    assert pair.get(ROOMS[1]).reason == "ALREADY_CONSUMED"
+    both = [Ask(ROOMS[0], "a"), Ask(ROOMS[3], "b")][::order]
+    assert pair.reserve(both, batch=True).reason == "ARENA_FULL"
+    assert pair.get(ROOMS[0]).image == LEGAL[0].image
+    pair.check()
+
+
+def test_a_slot_that_comes_free_before_a_late_timer_has_refused_goes_to_the_first_in_line() -> None:
+    """A wait that is over ends when the timer looks: until then nobody is refused for others behind to be served."""
+    pair = Pair(1)
+    pair.reserve([Ask(ROOMS[0], "holder")])
+    pair.reserve([Ask(ROOMS[1], "first")], 5 * SECOND)
+    pair.reserve([Ask(ROOMS[2], "second")], 50 * SECOND)
+    pair.clock.advance(6)
+    pair.abort(ROOMS[0], FAILURE)
+    (granted,) = pair.completed.values()
+    assert granted.owner == "first"
+    pair.check()
+    pair.clock.advance(50)
     pair.tick()
-    answer = pair.get(ROOMS[0])
-    assert answer.reason == "HANDOFF_EXPIRED"
+    assert [getattr(result, "reason", "OK") for result in pair.completed.values()] == ["OK", "ARENA_FULL"]
     pair.check()
 
 
@@ -144,3 +232,18 @@ def test_a_rival_behind_a_waiting_put_whose_record_is_consumed_at_once() -> None
     pair.get(ROOMS[0])
     pair.check()
     assert len(pair.completed) == 3
+
+
+def test_a_rival_for_a_consumed_room_does_not_overtake_the_first_in_line() -> None:
+    """Both could have the slot of a record that is consumed at once; the one for another room was there before."""
+    pair = Pair(2)
+    pair.put_once(Ask(ROOMS[0], "x"), LEGAL[0])
+    pair.reserve([Ask(ROOMS[1], "y")])
+    pair.put_once(Ask(ROOMS[2], "q"), LEGAL[0], WAIT)
+    pair.get(ROOMS[2], wait=WAIT)
+    pair.put_once(Ask(ROOMS[3], "first"), LEGAL[0], WAIT)
+    pair.put_once(Ask(ROOMS[2], "rival"), LEGAL[0], WAIT)
+    pair.get(ROOMS[0])
+    pair.check()
+    assert {handoff.owner for handoff in pair.lifecycle.handoffs()} == {"y", "first"}
+    assert pair.store.waiting == 1

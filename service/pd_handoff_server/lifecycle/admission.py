@@ -36,6 +36,12 @@ def judge(spec: Spec, live: Handoff | None, ended: Tombstone | None, now: int) -
     return plan
 
 
+def refuse_latecomer(spec: Spec, live: Handoff | None, own: Tombstone | None) -> None:
+    """Refuse what comes after the end of its own hand-off, `own`, whoever has used the room since. Raises Refusal."""
+    if own is not None and (live is None or live.owner != spec.owner or live.attempt != spec.attempt):
+        _after(spec, own)
+
+
 def _beside(plan: Plan, live: Handoff, now: int) -> None:
     spec = plan.spec
     if spec.attempt < live.attempt:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pd_handoff_server import refusal
 from pd_handoff_server.refusal import Refusal
 
-from .admission import Plan, judge, outcome_refusal
+from .admission import Plan, judge, outcome_refusal, refuse_latecomer
 from .clock import Clock
 from .deadlines import Deadlines
 from .model import Failure, Handoff, Key, Observer, Outcome, Policy, Rows, Spec, State, Tombstone
@@ -70,7 +70,10 @@ class Lifecycle:
             known = self._producers.epoch((spec.key[0], producer[0]))
             if known is not None and producer[1] < known:
                 raise refusal.producer_restarted()
-        return judge(spec, self._live.get(spec.key), self._tombstones.newest(spec.key), self._now)
+        live, ended = self._live.get(spec.key), self._tombstones.newest(spec.key)
+        if ended is not None:
+            refuse_latecomer(spec, live, self._tombstones.own(spec.key, spec.attempt, spec.owner))
+        return judge(spec, live, ended, self._now)
 
     def commit(self, plan: Plan, *, barge: bool = True) -> Handoff:
         """Carry out what `admit` allowed a moment ago: renew, or take a slot.
@@ -102,8 +105,9 @@ class Lifecycle:
             raise refusal.producer_restarted()  # the batch itself ends what another item would renew
         wanted = sum(plan.kept is None for plan in plans)
         own.update(plan.replaces.slot for plan in plans if plan.replaces is not None)
+        kept = {plan.kept.slot for plan in plans if plan.kept is not None}
         if barge:
-            own.update(self._consumed)
+            own.update(self._consumed.keys() - kept)
         if wanted > len(own) + (self.slots.free if barge else 0):
             raise self.full()
         if self.quotas.limits:
@@ -113,6 +117,9 @@ class Lifecycle:
             self._replace(plan)
         for spec in specs:
             self._accept_producer(spec)
+        spare = [handoff for slot, handoff in self._consumed.items() if slot not in kept]
+        for handoff in spare[: max(wanted - self.slots.free, 0)]:
+            self._end(handoff, Outcome.COMPLETED)
         return [self._carry_out(plan) for plan in plans]
 
     def _check_quotas(self, plans: Sequence[Plan]) -> None:
@@ -136,7 +143,8 @@ class Lifecycle:
             self._renew(plan.kept, spec)
             return plan.kept
         self._replace(plan)
-        for fenced in self._tombstones.fence(spec.key, spec.attempt):
+        fenced = self._tombstones.fence(spec.key, spec.attempt)
+        if fenced is not None:
             for observer in self._observers:
                 observer.forgotten(fenced)
         if not self.slots.free:
@@ -228,13 +236,10 @@ class Lifecycle:
         """What a repeated one-shot Put meets: its own hand-off, live or ended with a record; else None."""
         self.expire()
         live = self._live.get(spec.key)
-        if live is not None:
-            same = live.owner == spec.owner and live.attempt == spec.attempt
-            return live if same and live.state is not State.RESERVED else None
-        ended = self._tombstones.newest(spec.key)
-        if ended is None or ended.attempt != spec.attempt or ended.owner != spec.owner or ended.digest is None:
-            return None
-        return ended
+        if live is not None and live.owner == spec.owner and live.attempt == spec.attempt:
+            return live if live.state is not State.RESERVED else None
+        ended = self._tombstones.own(spec.key, spec.attempt, spec.owner)
+        return ended if ended is not None and ended.digest is not None else None
 
     def publish(self, handoff: Handoff) -> None:
         """The row of a RESERVED hand-off is written: let readers see it."""
@@ -334,6 +339,8 @@ class Lifecycle:
             return self._abort_live(live, failure)
         if attempt < self._newest_attempt(key) or (ended is not None and ended.attempt == attempt):
             return False
+        if live is not None:
+            self._end(live, None)  # a higher attempt is known, though it has ended: this one is superseded
         now = self._clock.monotonic()
         early = Tombstone(key, attempt, Outcome.ABORTED, now + self.policy.tombstone_time, now, failure)
         self._bury(early)

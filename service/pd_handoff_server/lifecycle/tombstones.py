@@ -12,8 +12,8 @@ from .model import Key, Tombstone
 class Tombstones:
     """Outcomes by key and by token, forgotten oldest first.
 
-    By key only the newest attempt is found; by token every one that was not fenced by a higher attempt. An Abort ahead
-    of its Reserve can be newer than an attempt that ends after it: once it is forgotten, the lower one is found again.
+    By key only the newest attempt is found, and of equal ones the latest, or the one of a certain owner; by token every
+    one that was not fenced by a higher attempt.
 
     Attributes:
         due: when the oldest is forgotten; NEVER when there is none. Kept up to date, since it is looked at with each
@@ -25,12 +25,22 @@ class Tombstones:
         self._capacity = capacity
         self._order: deque[Tombstone] = deque()
         self._by_key: dict[Key, Tombstone] = {}
-        self._below: dict[Key, list[Tombstone]] = {}  # of a lower attempt than the newest, and ended after it
+        self._former: dict[tuple[Key, str], Tombstone] = {}  # by owner: others have ended in that room since
         self._by_token: dict[bytes, Tombstone] = {}
 
     def newest(self, key: Key) -> Tombstone | None:
         """The highest ended attempt of a key, and of equal ones the latest."""
         return self._by_key.get(key)
+
+    def own(self, key: Key, attempt: int, owner: str) -> Tombstone | None:
+        """What became of an attempt's hand-off of this owner, unless a higher attempt has ended since."""
+        newest = self._by_key.get(key)
+        if newest is None or newest.attempt != attempt:
+            return None
+        if newest.owner == owner:
+            return newest
+        former = self._former.get((key, owner)) if self._former else None
+        return former if former is not None and former.attempt == attempt else None
 
     def of_token(self, token: bytes) -> Tombstone | None:
         """What became of the reservation that this token named."""
@@ -50,20 +60,22 @@ class Tombstones:
         self.due = self._order[0].deadline
         if tombstone.token:
             self._by_token[tombstone.token] = tombstone
-        newest = self._by_key.get(tombstone.key)
-        if newest is None or tombstone.attempt >= newest.attempt:
+        former = self._by_key.get(tombstone.key)
+        if former is None or former.attempt < tombstone.attempt:
             self._by_key[tombstone.key] = tombstone
-        else:
-            self._below.setdefault(tombstone.key, []).append(tombstone)
+        elif former.attempt == tombstone.attempt:
+            self._by_key[tombstone.key] = tombstone
+            if former.owner != tombstone.owner:
+                self._former[former.key, former.owner] = former
         return forgotten
 
-    def fence(self, key: Key, attempt: int) -> list[Tombstone]:
-        """Drop the outcomes of a key that can be found by it and are below this attempt; returns what was dropped."""
-        dropped = []
-        while (newest := self._by_key.get(key)) is not None and newest.attempt < attempt:
-            if self._unlink(newest):
-                dropped.append(newest)
-        return dropped
+    def fence(self, key: Key, attempt: int) -> Tombstone | None:
+        """Drop the outcome that is found by this key if it is below this attempt; returns what was dropped."""
+        newest = self._by_key.get(key)
+        if newest is None or newest.attempt >= attempt:
+            return None
+        self._unlink(newest)
+        return newest
 
     def expire(self, now: int) -> list[Tombstone]:
         """Forget those whose time is over; returns them."""
@@ -82,17 +94,10 @@ class Tombstones:
 
     def _unlink(self, tombstone: Tombstone) -> bool:
         was_live, tombstone.live = tombstone.live, False
-        below = self._below.get(tombstone.key)
         if self._by_key.get(tombstone.key) is tombstone:
             del self._by_key[tombstone.key]
-            if below:
-                found = max(reversed(below), key=lambda other: other.attempt)
-                self._by_key[tombstone.key] = found
-                below.remove(found)
-        elif below and tombstone in below:
-            below.remove(tombstone)
-        if below is not None and not below:
-            del self._below[tombstone.key]
+        elif self._former and self._former.get((tombstone.key, tombstone.owner)) is tombstone:
+            del self._former[tombstone.key, tombstone.owner]
         if tombstone.token and self._by_token.get(tombstone.token) is tombstone:
             del self._by_token[tombstone.token]
         return was_live

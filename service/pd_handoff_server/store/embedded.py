@@ -364,6 +364,9 @@ class EmbeddedStore:
                 for key in touched:
                     self._wake(key)
                 served = self._serve_queue()
+                if waiting.claimants:
+                    for key in touched:
+                        self._reconsider(key)
                 if not served and not lifecycle.touched:
                     break
         elif lifecycle.touched:
@@ -384,12 +387,12 @@ class EmbeddedStore:
             else:
                 if reading is not None:
                     self._finish(waiter, reading)
-        self._reconsider(key)
 
     def _reconsider(self, key: Key) -> None:
-        """The key changed: answer those who wait for a slot for it and now need none of others, or may have none."""
-        if not self._waiting.claimants:
-            return
+        """The key changed: answer those who wait for a slot for it and now need none of others, or may have none.
+
+        After those whose turn it is: the slot of a consumed hand-off is theirs before it is the next owner's.
+        """
         for waiter in self._waiting.of(key):
             if isinstance(waiter, Claimant):
                 self._grant(waiter, barge=False)

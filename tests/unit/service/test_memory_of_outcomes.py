@@ -12,9 +12,9 @@ from pd_handoff_server.lifecycle.tombstones import Tombstones
 ROOM: Key = ("", 7, 0)
 
 
-def stone(attempt: int = 0, *, key: Key = ROOM, deadline: int = 100, token: bytes = b"") -> Tombstone:
+def stone(attempt: int = 0, *, key: Key = ROOM, deadline: int = 100, token: bytes = b"", owner: str = "") -> Tombstone:
     """An outcome."""
-    return Tombstone(key, attempt, Outcome.EXPIRED, deadline, 0, token=token)
+    return Tombstone(key, attempt, Outcome.EXPIRED, deadline, 0, owner=owner, token=token)
 
 
 def test_found_by_key_and_by_token_until_its_time_is_over() -> None:
@@ -41,18 +41,35 @@ def test_the_newest_attempt_counts_and_of_equal_ones_the_latest() -> None:
     assert [stones.of_token(token) for token in (b"0", b"1", b"1'")] == [zero, one, again]
 
 
-def test_a_lower_attempt_is_found_again_once_the_newest_is_forgotten() -> None:
+def test_each_owner_of_a_reused_room_finds_its_own_latest_outcome() -> None:
     stones = Tombstones(10)
-    ahead, lower, latest = stone(5, deadline=100), stone(0, deadline=150), stone(1, deadline=160)
-    for each in (ahead, lower, latest):
+    first, second = stone(1, owner="a", deadline=10), stone(1, owner="b", deadline=20)
+    third, again = stone(1, owner="c", deadline=30), stone(1, owner="a", deadline=40)
+    for each in (first, second, third):
         stones.add(each)
-    assert stones.newest(ROOM) is ahead
-    assert stones.expire(100) == [ahead]
-    assert stones.newest(ROOM) is latest
-    assert stones.expire(150) == [lower]
-    assert stones.newest(ROOM) is latest
-    assert stones.expire(160) == [latest]
-    assert stones.newest(ROOM) is None
+    assert [stones.own(ROOM, 1, owner) for owner in "abcd"] == [first, second, third, None]
+    assert stones.own(ROOM, 0, "a") is stones.own(ROOM, 2, "a") is stones.own(("", 8, 0), 1, "a") is None
+    stones.add(again)
+    assert stones.own(ROOM, 1, "a") is again
+    assert stones.expire(10) == [first]
+    assert [stones.own(ROOM, 1, owner) for owner in "abc"] == [again, second, third]
+    stones.add(stone(1, owner="d", deadline=50))
+    assert stones.own(ROOM, 1, "a") is again
+    assert stones.expire(30) == [second, third]
+    assert [stones.own(ROOM, 1, owner) for owner in "abc"] == [again, None, None]
+    stones.add(stone(2, owner="a"))
+    assert stones.own(ROOM, 1, "a") is None, "a higher attempt has ended"
+    stones.expire(100)
+    assert len(stones) == len(stones._former) == len(stones._by_key) == 0
+
+
+def test_owners_of_a_reused_room_take_no_more_memory_than_outcomes() -> None:
+    stones = Tombstones(5)
+    for number in range(100):
+        stones.add(stone(owner=str(number)))
+    assert len(stones) == 5
+    assert len(stones._former) == 4
+    assert [owner for owner in map(str, range(100)) if stones.own(ROOM, 0, owner)] == ["95", "96", "97", "98", "99"]
 
 
 def test_fencing_drops_what_is_below_and_nothing_else() -> None:
@@ -61,14 +78,15 @@ def test_fencing_drops_what_is_below_and_nothing_else() -> None:
     other = stone(0, key=("", 8, 0))
     for each in (two, one, other):
         stones.add(each)
-    assert stones.fence(ROOM, 2) == []
-    assert stones.fence(ROOM, 3) == [two, one]
+    assert stones.fence(ROOM, 2) is None
+    assert stones.fence(ROOM, 3) is two
+    assert stones.fence(ROOM, 3) is None
     assert stones.newest(ROOM) is None
     assert stones.of_token(b"2") is None
-    assert stones.of_token(b"1") is None
+    assert stones.of_token(b"1") is one
     assert stones.newest(("", 8, 0)) is other
-    assert list(stones) == [other]
-    assert stones.expire(1000) == [other], "each is told once"
+    assert list(stones) == [one, other]
+    assert stones.expire(1000) == [one, other], "each is told once"
 
 
 def test_the_oldest_make_room() -> None:
@@ -97,7 +115,7 @@ def test_a_capacity_of_none_remembers_none() -> None:
 def test_against_a_list(capacity: int, steps: list[tuple[str, int, int]]) -> None:
     """Bounded, each forgotten once, and always the newest of what is left.
 
-    One that was replaced - another of the same or a higher attempt ended after it - is found by its token alone.
+    One that another of the same or a higher attempt stands before is found by its token alone.
     """
     stones = Tombstones(capacity)
     added: list[Tombstone] = []
@@ -108,11 +126,14 @@ def test_against_a_list(capacity: int, steps: list[tuple[str, int, int]]) -> Non
         key: Key = ("", room, 0)
         if step == "add":
             one = stone(attempt, key=key, deadline=now + 10, token=bytes([number]))
-            replaced += [other for other in added if other.key == key and other.attempt <= attempt]
             gone += stones.add(one)
+            for other in added:
+                if other.key == key and other not in gone and other not in replaced:
+                    replaced.append(other if other.attempt <= attempt else one)
             added.append(one)
         elif step == "fence":
-            gone += stones.fence(key, attempt)
+            fenced = stones.fence(key, attempt)
+            gone += [] if fenced is None else [fenced]
         else:
             now += attempt * 4
             gone += stones.expire(now)

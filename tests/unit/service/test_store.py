@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pd_handoff_server.arena.arena import Arena
 from pd_handoff_server.arena.layout import HEADER, Layout
-from pd_handoff_server.lifecycle import Failure, Handoff, Lifecycle, Observer, Policy, Spec, TokenMint
+from pd_handoff_server.lifecycle import Handoff, Lifecycle, Observer, Policy, Spec, TokenMint
 from pd_handoff_server.refusal import Refusal
 from pd_handoff_server.store.embedded import EmbeddedStore
 from pd_handoff_server.store.interface import Reading
@@ -95,15 +95,6 @@ def test_damage_found_by_a_repeated_put_is_no_success() -> None:
     handoff = store.publish()
     store.damage(handoff)
     assert refusal_of(lambda: store.core.put(ROOM, handoff.token, make.full())).reason == "HANDOFF_ABORTED"
-
-
-def test_the_failure_told_is_that_of_the_damage_also_beside_an_abort_of_a_later_attempt() -> None:
-    store = Store()
-    handoff = store.publish()
-    store.core.abort(ROOM, Failure(400, "OTHER", ""), b"", 3)
-    store.damage(handoff)
-    refused = refusal_of(lambda: store.core.put(ROOM, handoff.token, make.full()))
-    assert refused.metadata["failure_reason"] == "ROW_DAMAGED"
 
 
 def test_a_neighbour_of_a_damaged_row_is_read() -> None:
