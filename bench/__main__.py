@@ -7,13 +7,14 @@ import sys
 import time
 from pathlib import Path
 
-from . import bars, machine, peers, servers
+from . import bars, machine, servers
 from .results import Report
 from .scene import FULL, QUICK, Scene
-from .sections import batches, blocking, floor, growth, handoff, load, memory, session
+from .sections import batches, blocking, floor, growth, h2load, handoff, load, memory, session
 
 SECTIONS = {
     "load": load.run,
+    "h2load": h2load.run,
     "session": session.run,
     "blocking": blocking.run,
     "batches": batches.run,
@@ -31,7 +32,7 @@ def main() -> int:
     parser.add_argument("--only", action="append", choices=list(SECTIONS), help="this section; repeat for several")
     parser.add_argument("--json", type=Path, default=Path("build/bench.json"), help="where results go (%(default)s)")
     arguments = parser.parse_args()
-    report = Report(machine.about(peers.python()))
+    report = Report(machine.about())
     print("; ".join(f"{name} {value}" for name, value in report.about.items()), flush=True)
     began = time.monotonic()
     with servers.directory() as directory:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from .results import Report, Row, cell
-from .sections import batches, blocking, growth, handoff, load, memory
+from .sections import batches, blocking, growth, h2load, handoff, load, memory
 
 Rows = tuple[str, str, str]
 
@@ -50,8 +50,9 @@ def _pairs(section: str, measure: str, over: str, under: str, limit: float, *, a
     return found
 
 
-def _h2load(measure: str, under: str) -> tuple[Rows, Rows]:
-    return (load.H2LOAD, "store fast", measure), (load.H2LOAD, under, measure)
+def _h2load(method: str, measure: str, under: str) -> tuple[Rows, Rows]:
+    section = h2load.SECTIONS[method]
+    return (section, "store fast", measure), (section, under, measure)
 
 
 def _batch_gain(report: Report) -> list[float]:
@@ -73,7 +74,13 @@ def bars() -> list[Bar]:
         *_pairs(load.SECTION, "server CPU", "store fast", "echo aio", 1 / 3),
         *_pairs(load.SECTION, "calls", "store fast", "echo fast", 0.75, at_least=True),
         *(
-            Bar(f"h2load, Get {measure}: store fast / {echo}", limit, _ratio(*_h2load(measure, echo)), at_least)
+            Bar(
+                f"h2load, {method} {measure}: store fast / {echo}",
+                limit,
+                _ratio(*_h2load(method, measure, echo)),
+                at_least,
+            )
+            for method in h2load.SECTIONS
             for measure, echo, limit, at_least in (
                 ("calls", "echo aio", 3.0, True),
                 ("server CPU", "echo aio", 1 / 3, False),
@@ -84,6 +91,11 @@ def bars() -> list[Bar]:
         *_pairs(blocking.SECTION, "p50", "client, Session", plain, 0.4),
         *_pairs(blocking.SECTION, "p50", "client, unary", plain, 0.4),
         *_pairs(blocking.SECTION, "p50", "stub, store fast", plain, 0.4),
+        *(
+            bar
+            for how in ("client, Session", "client, unary", "stub, store fast")
+            for bar in _pairs(blocking.SECTION, "p50", how, "stub, gRPC C++", 1.5)
+        ),
         *_pairs(blocking.SECTION, "p50", "client, unary", redis, 2.0),
         *_pairs(blocking.SECTION, "p50", "client, Session", redis, 1.0),
         *(

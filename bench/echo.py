@@ -19,7 +19,7 @@ STORE = "pd_handoff.v1.MetadataStore"
 
 
 def main() -> None:
-    """Serve until the process is ended; prints a line once it listens."""
+    """Serve until the process is ended; prints a line with the address once it listens."""
     kind, address, put, get = sys.argv[1:]
     answers = {"Put": bytes(int(put)), "Get": bytes(int(get))}
     if kind == "fast":
@@ -27,6 +27,10 @@ def main() -> None:
         _fast(address, answers)
     else:
         asyncio.run(_aio(address, answers))
+
+
+def _bound(address: str, port: int) -> str:
+    return address if address.startswith("unix:") else f"{address.rpartition(':')[0]}:{port}"
 
 
 def _fast(address: str, answers: dict[str, bytes]) -> None:
@@ -42,9 +46,9 @@ def _fast(address: str, answers: dict[str, bytes]) -> None:
     calls = SimpleNamespace(handlers={name: handler(answers.get(name, b"")) for name in UNARY})
     gate: Any = SimpleNamespace(guard=None, admit=lambda *_: None, calls=calls, ready_calls=lambda: calls)
     server = grpc.server(futures.ThreadPoolExecutor(1), options=[("grpc.so_reuseport", 0)])
-    server.add_insecure_port(address)
+    port = server.add_insecure_port(address)
     Loop(server, routes(Front(gate, lambda *_: None)), lambda error: print(repr(error), file=sys.stderr)).start()
-    print("serving", flush=True)
+    print("serving", _bound(address, port), flush=True)
     server.wait_for_termination()
 
 
@@ -65,9 +69,9 @@ async def _aio(address: str, answers: dict[str, bytes]) -> None:
     methods = {name: handler(answer) for name, answer in answers.items()}
     methods["Session"] = grpc.stream_stream_rpc_method_handler(echo)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(STORE, methods),))
-    server.add_insecure_port(address)
+    port = server.add_insecure_port(address)
     await server.start()
-    print("serving", flush=True)
+    print("serving", _bound(address, port), flush=True)
     await server.wait_for_termination()
 
 

@@ -10,11 +10,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from . import peers
+
 PACKAGES = ("grpcio", "protobuf", "torch", "numpy", "pd-handoff")
 
 
-def about(peers: str) -> dict[str, Any]:
-    """Versions and machine; `peers` is the Python that the peers' clients run in."""
+def about() -> dict[str, Any]:
+    """Versions and machine."""
     found: dict[str, Any] = {
         "python": platform.python_version(),
         "cpu": _cpu(),
@@ -27,13 +29,17 @@ def about(peers: str) -> dict[str, Any]:
     for command in (["redis-server", "--version"], ["etcd", "--version"], ["h2load", "--version"]):
         if shutil.which(command[0]):
             found[command[0]] = _first_line(command)
+    if peers.GRPC_CPP.exists():
+        found["gRPC C++"] = _first_line([str(peers.GRPC_CPP.absolute()), "--version"])
     code = (
         "from importlib import metadata\n"
         "for name in ('redis', 'hiredis', 'mooncake-transfer-engine-non-cuda'):\n"
         "    try: print(name, metadata.version(name))\n"
         "    except metadata.PackageNotFoundError: pass\n"
     )
-    for line in subprocess.run([peers, "-c", code], capture_output=True, text=True, check=False).stdout.splitlines():
+    for line in subprocess.run(
+        [peers.python(), "-c", code], capture_output=True, text=True, check=False
+    ).stdout.splitlines():
         name, _, version = line.partition(" ")
         found[name] = version
     return found

@@ -12,10 +12,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from . import servers
 from .servers import Process
 
 _START = 20.0  # seconds
 HOW = "run tools/bench-peers.sh"
+GRPC_CPP = Path("build/peers/grpc-cpp-echo")
+"""Where tools/bench-peers.sh puts what it builds of bench/native/echo.cc."""
 
 
 class MissingError(Exception):
@@ -80,6 +83,15 @@ def _running(command: list[str], address: str, what: str, **options: object) -> 
         yield process
     finally:
         process.stop()
+
+
+@contextmanager
+def grpc_cpp(where: str, put: int, get: int) -> Iterator[Process]:
+    """A gRPC C++ server that answers Put by `put` bytes, all else by `get` bytes. Raises MissingError."""
+    if not GRPC_CPP.exists():
+        raise MissingError(f"gRPC C++ server ({HOW}; it needs g++, pkg-config and libgrpc++-dev)")
+    with servers.echo("C++", where, put, get, (str(GRPC_CPP.absolute()),)) as process:
+        yield process
 
 
 @contextmanager

@@ -78,16 +78,28 @@ class Scene:
         return next(self._rooms) * 10_000_000
 
     def server(self, name: str) -> Process:
-        """A server, started when it is first asked for: store or echo, fast or aio; of a store also its TCP."""
+        """A server, started when it is first asked for: `store` or `echo`, then `fast` or `aio`; then perhaps `tcp`,
+        else it is on a Unix socket; of an echo then perhaps `large`, else it answers Gets as those of SMALL."""
         if name not in self.ready:
-            kind, transport, *tcp = name.split()
-            where = "127.0.0.1:0" if tcp else f"unix:{self.directory}/{kind}-{transport}"
+            kind, transport, *how = name.split()
+            where = "127.0.0.1:0" if "tcp" in how else f"unix:{self.directory}/{'-'.join(name.split())}"
             if kind == "store":
                 started = servers.store(where, transport=transport, slots=self.amount.slots, **NARROW)
             else:
-                small = len(records.record(records.SMALL).SerializeToString())
-                started = servers.echo(transport, where, put=30, get=small + 40)
+                started = servers.echo(transport, where, *_answers(records.LARGE if "large" in how else records.SMALL))
             self.ready[name] = self.stack.enter_context(started)
+        return self.ready[name]
+
+    def grpc_cpp(self) -> Process | None:
+        """The gRPC C++ server, whose answers are as large as the echoes'; None, and noted, where it is missing."""
+        name = "gRPC C++"
+        if name not in self.ready:
+            started = peers.grpc_cpp(f"unix:{self.directory}/cpp", *_answers(records.SMALL))
+            try:
+                self.ready[name] = self.stack.enter_context(started)
+            except peers.MissingError as error:
+                self.report.lacks(str(error))
+                return None
         return self.ready[name]
 
     def worker(self, kind: str, address: str, *rest: str, experiments: str | None = None, serial: int = 0) -> Worker:
@@ -108,6 +120,11 @@ class Scene:
                 return None
             self.ready["redis"] = process
         return self.ready["redis"], self._redis_tcp
+
+
+def _answers(size: str) -> tuple[int, int]:
+    """Bytes of a store's answers to Put and Get, for servers that have no store."""
+    return 30, len(records.record(size).SerializeToString()) + 40
 
 
 @contextmanager

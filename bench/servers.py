@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -119,16 +119,20 @@ def store(
 
 
 @contextmanager
-def echo(kind: str, where: str, put: int, get: int) -> Iterator[Process]:
-    """`bench.echo`, once it is serving."""
-    popen = subprocess.Popen(
-        [sys.executable, "-m", "bench.echo", kind, where, str(put), str(get)], stdout=subprocess.PIPE, text=True
-    )
+def echo(kind: str, where: str, put: int, get: int, command: Sequence[str] = ()) -> Iterator[Process]:
+    """`bench.echo` of this kind, or another `command` that takes the same arguments, once it is serving.
+
+    Its address may be any port; it says which one it got.
+    """
+    command = command or (sys.executable, "-m", "bench.echo", kind)
+    popen = subprocess.Popen([*command, where, str(put), str(get)], stdout=subprocess.PIPE, text=True)
     assert popen.stdout is not None
-    if popen.stdout.readline().strip() != "serving":
+    word, _, address = popen.stdout.readline().strip().partition(" ")
+    if word != "serving":
         popen.kill()
+        popen.wait()
         raise RuntimeError(f"the {kind} echo did not start")
-    process = Process(popen, where)
+    process = Process(popen, address or where)
     try:
         yield process
     finally:

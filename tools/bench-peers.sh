@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Installs what the benchmarks compare the store with: servers by apt, where this may be done, and Python clients into
-# .venv-peers. The benchmarks do without whatever is missing and say so.
+# Installs what the benchmarks compare the store with: servers by apt, where this may be done, Python clients into
+# .venv-peers, and a gRPC C++ server, built from Debian's gRPC into build/peers. The benchmarks do without whatever is
+# missing and say so.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-packages=(redis-server nghttp2-client etcd-server libibverbs1)
+packages=(redis-server nghttp2-client etcd-server libibverbs1 g++ pkg-config libgrpc++-dev)
 if [[ $(id -u) == 0 ]]; then
   export DEBIAN_FRONTEND=noninteractive
   apt-get update -qq
@@ -14,6 +15,15 @@ if [[ $(id -u) == 0 ]]; then
   done
 else
   echo "not root: install these yourself if they are missing: ${packages[*]}" >&2
+fi
+
+mkdir -p build/peers
+rm -f build/peers/grpc-cpp-echo
+if pkg-config --exists grpc++ && read -ra flags <<<"$(pkg-config --cflags --libs grpc++)" &&
+  g++ -std=c++17 -O2 -Wall -Wextra bench/native/echo.cc -o build/peers/grpc-cpp-echo "${flags[@]}"; then
+  echo "gRPC C++ $(build/peers/grpc-cpp-echo --version)"
+else
+  echo "not built: the gRPC C++ server (needs g++, pkg-config, libgrpc++-dev)" >&2
 fi
 
 [[ -x .venv-peers/bin/python ]] || python3 -m venv .venv-peers

@@ -24,6 +24,10 @@ def run(scene: Scene) -> None:
         "stub as installed, store fast": (scene.worker("stub", fast.address, "store"), fast),
         "stub as installed, plain grpc.aio echo": (scene.worker("stub", aio.address, "echo"), aio),
     }
+    cpp = scene.grpc_cpp()
+    if cpp is not None:
+        subjects["stub, gRPC C++"] = (scene.worker("stub", cpp.address, "echo", experiments=QUIET), cpp)
+        subjects["stub as installed, gRPC C++"] = (scene.worker("stub", cpp.address, "echo"), cpp)
     tcp = scene.server("store fast tcp")
     subjects["client, Session, TCP"] = (scene.worker("client", tcp.address, "always", experiments=QUIET), tcp)
     with ExitStack() as stack:
