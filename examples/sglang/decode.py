@@ -19,6 +19,7 @@ from pd_handoff.engines.sglang import SlotAllocator, StoreLink, StoreMetadataBuf
 
 from examples.sglang.engine import load, sampling_masks
 from examples.sglang.requests import HIDDEN_DTYPE, HIDDEN_SIZE, MASK_TOKENS, SPARSE, Order, request_of, shown
+from examples.sglang.samples import sample_rooms
 from examples.sglang.wire import serve
 
 ROWS = 4
@@ -80,13 +81,14 @@ class Decode:
         """A request has come: it gets its row, and waits for its transfer. `retracted_after` is the last token that a
         retracted request has given its user already."""
         req = request_of(Order(**order))
+        if retracted_after is not None:
+            req.pd_rebootstrap_in_progress, req.pd_rebootstrap_forced_output_id = True, retracted_after
         entry = self.queues.DecodeRequest(req=req, kv_receiver=Receiver())
         self.queues.DecodePreallocQueue._send_kv_metadata(
             self.prealloc, entry, None, 1, destination=self.queues.KVTransferDestination.HOST
         )
         if retracted_after is not None:  # SGLang would now ask the prefill to compute again; here the parent does
             entry.is_rebootstrap = True
-            req.pd_rebootstrap_forced_output_id = retracted_after
         self.entries[req.rid] = entry
         self.transfers.add(entry)
 
@@ -183,6 +185,7 @@ def main() -> None:
                     "poll": decode.poll,
                     "finish": decode.finish,
                     "drop": decode.drop,
+                    "sample_rooms": sample_rooms,
                     "state": decode.state,
                 }
             )

@@ -13,6 +13,7 @@ from pd_handoff.engines.sglang import SlotAllocator, StoreLink, StoreMetadataBuf
 
 from examples.sglang.engine import load, sampling_masks
 from examples.sglang.requests import HIDDEN_DTYPE, HIDDEN_SIZE, MASK_TOKENS, SPARSE, TOPK, Order, compute, request_of
+from examples.sglang.samples import sample_rooms
 from examples.sglang.wire import serve
 
 ROWS = 4
@@ -23,9 +24,14 @@ class Prefill:
 
     def __init__(self, store: str, side: str) -> None:
         self.utils, self.queues = load("srt.disaggregation.utils"), load("srt.disaggregation.prefill")
-        self.link = StoreLink(store)
+        self.store = store
         self.ours = side == "ours"
         self.computed = 0
+        self.start()
+
+    def start(self) -> None:
+        """All that a process has in memory is new."""
+        self.link = StoreLink(self.store)
         sizes = (ROWS, HIDDEN_SIZE, HIDDEN_DTYPE, MASK_TOKENS, 128, None, SPARSE)
         self.buffers: Any
         if self.ours:
@@ -36,6 +42,11 @@ class Prefill:
             with sampling_masks():
                 self.buffers = self.utils.MetadataBuffers(*sizes, kv_checksum_enabled=True)
         self.queue = SimpleNamespace(req_to_metadata_buffer_idx_allocator=self.allocator, metadata_buffers=self.buffers)
+
+    def restart(self) -> None:
+        """As if the process had ended and come back."""
+        self.close()
+        self.start()
 
     def prefill(self, order: dict[str, Any]) -> dict[str, Any]:
         """One request, from the bootstrap queue to the end of its transfer."""
@@ -63,6 +74,14 @@ class Prefill:
         """What the bootstrap queue does to a request whose input is too long: it never gets a row."""
         self.utils.prepare_abort(request_of(Order(**order)), message, status_code=status)
 
+    def reject(self, order: dict[str, Any], message: str) -> None:
+        """What the scheduler does to a request that it rejects at its door, for its grammar, say: SGLang's
+        `prepare_abort` is not called."""
+        req = request_of(Order(**order))
+        with load("srt.runtime_context").get_parallel().override(tp_rank=0):
+            req.set_finish_with_abort(message)
+        req.update_finish_state()
+
     def state(self) -> dict[str, int]:
         """How many prefills were paid for, and which rows are free."""
         return {"computed": self.computed, "free": self.allocator.available_size()}
@@ -89,7 +108,16 @@ def main() -> None:
     """Serves the parent."""
     prefill = Prefill(*sys.argv[1:])
     try:
-        serve({"prefill": prefill.prefill, "abort": prefill.abort, "state": prefill.state})
+        serve(
+            {
+                "prefill": prefill.prefill,
+                "abort": prefill.abort,
+                "reject": prefill.reject,
+                "restart": prefill.restart,
+                "sample_rooms": sample_rooms,
+                "state": prefill.state,
+            }
+        )
     finally:
         prefill.close()
 

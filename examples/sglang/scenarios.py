@@ -124,28 +124,60 @@ def an_abort_reaches_prefill(on: Deployment) -> str:
     return "prefill was told, and went on"
 
 
+def a_rejection_reaches_decode(on: Deployment) -> str:
+    """Prefill's scheduler rejects a request at its door, by `set_finish_with_abort`."""
+    order = Order("rejected", 3004)
+    on.decode.do("expect", order=_given(order))
+    on.prefill.do("reject", order=_given(order), message="Failed to compile the grammar")
+    found = on.decode.do("finish", rid=order.rid)
+    assert found["finished"] == [400, "Failed to compile the grammar"], found
+    return f"{found['finished'][0]} {found['finished'][1]!r}"
+
+
 def a_retracted_request_is_prefilled_again(on: Deployment) -> str:
-    """The same room, a second time: decode gets the second record, not the first, which could still be read."""
+    """The same room, a second time: decode gets the second record, not the first, which could still be read. And a
+    third time, by a prefill that has restarted and knows nothing of the two before."""
     first = Order("retracted", 4001, logprobs=True, top_logprobs=3, seed=40)
-    second = dataclasses.replace(first, seed=41)
     before = _over(on.prefill, on.decode, first)
     assert before["output_ids"] == _computed(first)["output_ids"]
-    on.decode.do("expect", order=_given(second), retracted_after=before["output_ids"][0])
-    on.decode.do("kv_arrived", rid=second.rid)
-    assert on.decode.do("poll", rid=second.rid) == "waiting", "decode took the first prefill's record for the second's"
-    on.prefill.do("prefill", order=_given(second))
-    found = on.decode.do("finish", rid=second.rid)
-    assert found["output_ids"] == before["output_ids"]  # the token that the user has had goes on
-    assert found["cached"] == _computed(second)["cached"]
-    assert found["top"] == []  # and is not scored again
-    with DecodeClient(on.store) as reader:
-        assert reader.get(first.room, consume=False).attempt == 1
-    return "attempt 1 followed attempt 0"
+    attempts = []
+    for seed in (41, 42):
+        again = dataclasses.replace(first, seed=seed)
+        on.decode.do("expect", order=_given(again), retracted_after=before["output_ids"][0])
+        on.decode.do("kv_arrived", rid=again.rid)
+        assert on.decode.do("poll", rid=again.rid) == "waiting", "decode took a former prefill's record"
+        # SGLang asks for no logprobs this time: the token that the user has had is not scored again.
+        on.prefill.do("prefill", order=_given(dataclasses.replace(again, logprobs=False, top_logprobs=0)))
+        found = on.decode.do("finish", rid=again.rid)
+        assert "finished" not in found, found
+        assert found["output_ids"] == before["output_ids"]  # the token that the user has had goes on
+        assert found["cached"] == _computed(again)["cached"]
+        assert found["top"] == []
+        with DecodeClient(on.store) as reader:
+            attempts.append(reader.get(first.room, consume=False).attempt)
+        on.prefill.do("restart")
+    assert attempts == [2, 4]
+    return "attempts 2 and 4 followed attempt 0"
+
+
+def three_samples_of_sglangs_own(on: Deployment) -> str:
+    """n = 3: each side's tokenizer, for itself, gives each sample a room; all under way at a time."""
+    rooms = on.decode.do("sample_rooms", room=5101, n=3)
+    assert rooms == on.prefill.do("sample_rooms", room=5101, n=3), rooms
+    assert len({5101, *rooms}) == len(rooms) == 4, rooms  # the first is of the prompt's own prefill, in the room itself
+    assert on.their_prefill.do("sample_rooms", room=5101, n=3) == [5101] * 4
+    _samples(on, [Order(f"n-{sample}", room, seed=60 + sample) for sample, room in enumerate(rooms[1:])])
+    return f"rooms {', '.join(map(str, rooms[1:]))}, alike on both sides"
 
 
 def three_samples_of_one_room(on: Deployment) -> str:
-    """n = 3: one room, three hand-offs, all under way at a time."""
-    orders = [Order(f"sample-{n}", 5001, sample=n, logprobs=True, top_logprobs=4, seed=50 + n) for n in range(3)]
+    """n = 3 as an engine may have it that numbers its samples: one room, three hand-offs, all under way at a time."""
+    _samples(on, [Order(f"sample-{sample}", 5001, sample=sample, seed=50 + sample) for sample in range(3)])
+    return "three records of room 5001"
+
+
+def _samples(on: Deployment, orders: list[Order]) -> None:
+    orders = [dataclasses.replace(order, logprobs=True, top_logprobs=4) for order in orders]
     for order in orders:
         on.decode.do("expect", order=_given(order))
     for order in reversed(orders):
@@ -154,7 +186,6 @@ def three_samples_of_one_room(on: Deployment) -> str:
         on.decode.do("kv_arrived", rid=order.rid)
         found = on.decode.do("finish", rid=order.rid)
         assert found["top"] == _computed(order)["top"], order.rid
-    return "three records of room 5001"
 
 
 def too_many_top_logprobs_are_refused_first(on: Deployment) -> str:
@@ -201,7 +232,9 @@ ALL: tuple[Callable[[Deployment], str], ...] = (
     both_classes_on_either_side,
     an_abort_reaches_decode,
     an_abort_reaches_prefill,
+    a_rejection_reaches_decode,
     a_retracted_request_is_prefilled_again,
+    three_samples_of_sglangs_own,
     three_samples_of_one_room,
     too_many_top_logprobs_are_refused_first,
     rooms_that_sglang_cannot_hold,

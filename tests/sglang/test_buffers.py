@@ -20,8 +20,7 @@ from pd_handoff.engines.sglang import (
     link_from_environment,
     report_abort,
 )
-from pd_handoff.engines.sglang.attempts import Attempts
-from pd_handoff.engines.sglang.buffers import POLL_FAILED, POLL_SUCCESS, POLL_TRANSFERRING
+from pd_handoff.engines.sglang.decode_side import POLL_FAILED, POLL_SUCCESS, POLL_TRANSFERRING
 from pd_handoff.retries import NO_RETRIES
 
 from examples.demo.store import Store
@@ -108,24 +107,6 @@ def test_a_number_of_the_engines_own_counts_for_more(sides: Sides) -> None:
     assert second.finished_reason.status_code == 409
 
 
-def test_attempts_are_counted_and_forgotten_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    attempts = Attempts()
-    key = Key(1)
-    assert attempts.current(key) == 0
-    assert attempts.begin(key) == 0
-    assert attempts.begin(key) == 0  # goes on
-    attempts.end(key)
-    attempts.end(Key(2))  # never begun
-    assert attempts.begin(key) == 1
-    assert attempts.begin(key, 7) == 7
-    attempts.end(key)
-    assert attempts.begin(key) == 8
-    monkeypatch.setattr("pd_handoff.engines.sglang.attempts.REMEMBERED", 2)
-    for room in range(2, 5):
-        attempts.begin(Key(room))
-    assert attempts.current(key) == 0
-
-
 def test_two_requests_in_one_room_are_told_apart(sides: Sides) -> None:
     first, second = Made(token=1, room=105).request(rid="first"), Made(token=2, room=105).request(rid="second")
     assert sides.prefill.reserve(first)
@@ -146,7 +127,7 @@ def test_a_stranger_in_the_room_ends_nothing_of_its_owners(
     if published:
         assert sides.publish(owner)
     assert not (other.publish(stranger) if malformed else other.prefill.reserve(stranger))
-    assert stranger.finished_reason.status_code == (400 if malformed else 409)
+    assert stranger.finished_reason.status_code == (500 if malformed else 409)
     other.prefill.abort(stranger, "once more", 400)  # as the engine does of whatever it aborts
     other.prefill.link.settle()
     if not published:

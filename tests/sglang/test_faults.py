@@ -113,7 +113,7 @@ def test_padding_of_unpaired_values_and_token_ids(sides: Sides) -> None:
 
     with pytest.raises(InvalidRecord, match="3 values for 5 token ids"):
         record_from_request(made.request())
-    assert_refused(sides, made, 400, "3 values for 5 token ids")
+    assert_refused(sides, made, 500, "3 values for 5 token ids")
 
 
 def test_padding_of_129_token_ids_without_values(sides: Sides) -> None:
@@ -121,7 +121,7 @@ def test_padding_of_129_token_ids_without_values(sides: Sides) -> None:
     with pytest.raises(RuntimeError, match="expanded size"):  # into the scheduler's loop
         real_buffers().set_buf(made.request())
 
-    assert_refused(sides, made, 400, "0 values for 129 token ids")
+    assert_refused(sides, made, 500, "0 values for 129 token ids")
 
 
 def test_padding_of_an_absent_logprob_with_zero(sides: Sides) -> None:
@@ -353,17 +353,17 @@ def test_overflow_of_top_logprobs_is_refused_before_the_prefill(sides: Sides) ->
 
 
 @pytest.mark.parametrize(
-    ("made", "text"),
-    [
-        (Made(mask=list(range(1025)), mask_logprobs=[-1.0], room=64), "sampling_mask_tokens 1025"),
-        (drafted(torch.ones(16, dtype=torch.bfloat16), topk=17, room=68), "speculative_topk 17"),
+    ("made", "status", "text"),
+    [  # the length of a mask follows from what the user asked for, the number of candidates from the engine's settings
+        (Made(mask=list(range(1025)), mask_logprobs=[-1.0], room=64), 400, "sampling_mask_tokens 1025"),
+        (drafted(torch.ones(16, dtype=torch.bfloat16), topk=17, room=68), 500, "speculative_topk 17"),
     ],
 )
-def test_overflow_of_other_parts_raises(sides: Sides, made: Made, text: str) -> None:
+def test_overflow_of_other_parts_raises(sides: Sides, made: Made, status: int, text: str) -> None:
     with pytest.raises(RuntimeError, match="must match the size"):
         real_buffers().set_buf(made.request())
 
-    assert_refused(sides, made, 400, text)
+    assert_refused(sides, made, status, text)
 
 
 def test_overflow_of_counters_raises(sides: Sides) -> None:

@@ -12,9 +12,9 @@ from __future__ import annotations
 from pd_handoff.engines.sglang.admission import Admission, Admitted, RequestRefused, model_info
 from pd_handoff.engines.sglang.append import append_to_request
 from pd_handoff.engines.sglang.bridge import record_from_row, write_row
-from pd_handoff.engines.sglang.buffers import StoreMetadataBuffers, report_abort
+from pd_handoff.engines.sglang.buffers import StoreMetadataBuffers, report_abort, report_finish
 from pd_handoff.engines.sglang.environment import admit, link_from_environment
-from pd_handoff.engines.sglang.keys import is_fake_transfer, key_of, sample_keys
+from pd_handoff.engines.sglang.keys import give_sample_room, is_fake_transfer, key_of, sample_keys, sample_room
 from pd_handoff.engines.sglang.link import StoreLink
 from pd_handoff.engines.sglang.request import record_from_request
 from pd_handoff.engines.sglang.row import RowMismatch, RowShape, row_from_record
@@ -32,6 +32,7 @@ __all__ = [
     "StoreMetadataBuffers",
     "admit",
     "append_to_request",
+    "give_sample_room",
     "is_fake_transfer",
     "key_of",
     "link_from_environment",
@@ -39,7 +40,9 @@ __all__ = [
     "record_from_request",
     "record_from_row",
     "report_abort",
+    "report_finish",
     "row_from_record",
     "sample_keys",
+    "sample_room",
     "write_row",
 ]

@@ -6,9 +6,11 @@ import logging
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
+from pd_handoff.engines.sglang.failures import failure_of
+from pd_handoff.engines.sglang.request import mask_logprobs
 from pd_handoff.engines.sglang.row import RowMismatch, RowShape
 from pd_handoff.engines.sglang.slots import Slot
-from pd_handoff.errors import HandoffAborted, HandoffError, HandoffExists
+from pd_handoff.errors import HandoffError
 from pd_handoff.model import Failure, Key
 
 if TYPE_CHECKING:
@@ -20,7 +22,8 @@ log = logging.getLogger(__name__)
 
 class Binding:
     """Which record a row is for. `future` is None for a fake transfer, which has none; `owns` is
-    False for one that was refused because its key was another live request's, whose it stays."""
+    False for one that was refused because its key was none, or another live request's, whose it stays; `draft` is how
+    many candidates of a draft model decode goes on from."""
 
     def __init__(
         self,
@@ -32,6 +35,7 @@ class Binding:
         shape: RowShape,
         *,
         owns: bool = True,
+        draft: int = 0,
     ) -> None:
         self.idx = idx
         self.req = req
@@ -40,6 +44,8 @@ class Binding:
         self.future = future
         self.shape = shape
         self.owns = owns
+        self.draft = draft
+        self.poll = 0  # what this rank's KV receiver said last
         self._failure: Failure | None = None
         self._judged = False
 
@@ -71,42 +77,59 @@ class Binding:
         if self.future is None:
             return None
         error = self.future.exception()
-        if isinstance(error, HandoffAborted):
-            return error.failure
         if isinstance(error, HandoffError):
-            return Failure(error.http_status, error.reason, f"the hand-off from prefill failed: {error}")
+            return failure_of(error, "" if not self.owns else "the hand-off from prefill failed: ")
         if error is not None:  # of a setting, say; the scheduler's other requests go on
             log.error("room %d: the read failed", self.key.room, exc_info=error)
             return Failure(500, "UNREADABLE", f"the hand-off from prefill could not be read: {error}")
         record = self.future.result().proto
         missing = []
-        if self.req.return_logprob and not record.tokens[0].HasField("logprob"):
+        replays = _replays(self.req)
+        if self.req.return_logprob and not replays and not record.tokens[0].HasField("logprob"):
             missing.append("the logprob of the first token")
-        if self.req.return_sampling_mask and not record.HasField("sampling_mask"):
+        if self.req.return_sampling_mask and not replays and not record.HasField("sampling_mask"):
             missing.append("a sampling mask")
-        if not missing:
-            return self._misfit(record)
-        text = f"prefill did not hand over {' and '.join(missing)}, which the request asks for"
-        return Failure(500, "RECORD_INCOMPLETE", text)
-
-    def _misfit(self, record: record_pb2.HandoffRecord) -> Failure | None:
+        if self.draft and not record.HasField("speculative"):
+            missing.append("the state of a draft model")
+        if missing:
+            wanted = "decode goes on from" if missing == ["the state of a draft model"] else "the request asks for"
+            text = f"prefill did not hand over {' and '.join(missing)}, which {wanted}"
+            return Failure(500, "RECORD_INCOMPLETE", text)
         try:
-            self.shape.check(record)
-        except RowMismatch as error:
-            return Failure(error.http_status, error.reason, f"prefill's record does not fit decode: {error}")
+            self._compare(record)
+        except RowMismatch as mismatch:
+            text = f"prefill's record does not fit decode: {mismatch}"
+            return Failure(mismatch.http_status, mismatch.reason, text)
         return None
 
+    def _compare(self, record: record_pb2.HandoffRecord) -> None:
+        """Raises RowMismatch where the settings of the two sides differ."""
+        self.shape.check(record)
+        candidates = len(record.speculative.topk_index)
+        if candidates < self.draft:
+            raise RowMismatch(
+                f"it has {candidates} candidates of the draft model, decode goes on from {self.draft}: give both sides "
+                "the same --speculative settings"
+            )
+        if not self.req.return_sampling_mask or _replays(self.req):
+            return
+        if not self.shape.sampling_mask:
+            raise RowMismatch("this engine was constructed without rows for sampling masks")
+        ids, given = len(record.sampling_mask.token_ids), len(mask_logprobs(record))
+        mode = self.req.sampling_logprobs_mode
+        if given != (ids if mode == "support" else 1):
+            raise RowMismatch(f"its sampling mask has {given} logprobs for {ids} token ids; decode reads mode {mode!r}")
 
-def refused(key: Key) -> Future[Handoff]:
-    """In the place of the read of a request whose key is another live request's."""
+
+def _replays(req: Any) -> bool:
+    """Whether decode goes on from a token that its user has had: SGLang then asks prefill for no logprobs or mask, and
+    commits none."""
+    comes_back = getattr(req, "pd_rebootstrap_in_progress", False)
+    return bool(comes_back) and getattr(req, "pd_rebootstrap_forced_output_id", None) is not None
+
+
+def refused(error: HandoffError) -> Future[Handoff]:
+    """In the place of the read of a request that has no proper key, or one that is another live request's."""
     future: Future[Handoff] = Future()
-    future.set_exception(HandoffExists(shared(key)))
+    future.set_exception(error)
     return future
-
-
-def shared(key: Key) -> str:
-    """What a request is told that came second."""
-    return (
-        f"room {key.room}, sample {key.sample} belongs to another request that is still live here; each needs a room "
-        "or a handoff_sample of its own"
-    )

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 import threading
 import time
 from pathlib import Path
@@ -24,6 +23,7 @@ from pd_handoff._channel import DEFAULT_TARGET, tls_credentials
 from pd_handoff.client import DecodeClient
 from pd_handoff.engines.sglang.admission import Admission, Policy
 from pd_handoff.engines.sglang.link import StoreLink
+from pd_handoff.engines.sglang.runtime import speaks_for_its_group, speaks_for_its_ranks
 from pd_handoff.errors import HandoffError, Unauthenticated
 from pd_handoff.retries import NO_RETRIES
 
@@ -41,23 +41,11 @@ def link_from_environment(**overrides: Any) -> StoreLink:
         "target": os.environ.get("PD_HANDOFF_TARGET") or DEFAULT_TARGET,
         "expected_readers": _count("PD_HANDOFF_EXPECTED_READERS", 1),
         "publishes": speaks_for_its_ranks(),
+        "reports": speaks_for_its_group(),
         **_connection(),
         **overrides,
     }
     return StoreLink(**settings)
-
-
-def speaks_for_its_ranks() -> bool:
-    """Whether this scheduler's rank is the one that publishes. True outside of a scheduler."""
-    context = sys.modules.get("sglang.srt.runtime_context")
-    if context is None:
-        return True
-    parallel = context.get_parallel()
-    try:
-        first = parallel.attn_tp_rank == 0 and parallel.attn_cp_rank == 0
-        return bool(first and parallel.pp_rank == parallel.pp_size - 1)
-    except (ValueError, RuntimeError):  # SGLang's answer where no ranks were set up
-        return True
 
 
 def admit(params: Any) -> None:
@@ -135,3 +123,6 @@ def _count(name: str, otherwise: int) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise ValueError(f"{name} must be a whole number from 1, is {text!r}")
     return int(text)
+
+
+_policy()  # a node that is set up wrongly does not start: SGLang imports this in each of its processes

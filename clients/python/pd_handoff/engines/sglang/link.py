@@ -8,12 +8,15 @@ import threading
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, wait
+from functools import partial
 from typing import Any, TypeVar
 
 from pd_handoff import aio
 from pd_handoff._channel import DEFAULT_TARGET
 from pd_handoff._requests import new_name
-from pd_handoff.client import PrefillClient
+from pd_handoff.client import DecodeClient, PrefillClient
+from pd_handoff.engines.sglang.attempts import CATCH_UP, FENCE, STEP, is_behind
+from pd_handoff.engines.sglang.breaker import Breaker
 from pd_handoff.errors import (
     ArenaFull,
     DeadlineExceeded,
@@ -28,24 +31,29 @@ from pd_handoff.errors import (
 )
 from pd_handoff.handoff import Handoff
 from pd_handoff.model import Failure, Key, Reservation
-from pd_handoff.retries import Retries
+from pd_handoff.retries import NO_RETRIES, Retries
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 _CLAIM = 30.0  # seconds that an abort of one's own outlives a store that is away
 _CLAIM_PAUSE = 0.5  # seconds between two tries of it
 _LEAST_PAUSE = 0.05  # seconds between two asks for a record that a store refuses to wait for
+_FENCE = 0.5  # seconds that decode's loop waits for a fence; it takes a millisecond
+_PROBE = 0.25  # seconds that prefill's loop waits to learn whether a store is back
 
 
 class StoreLink:
     """How one scheduler process (one rank) of SGLang reaches the store. Prefill publishes with a blocking client,
     because the next step needs the answer; decode waits for its records on one background thread, however many there
-    are, so that a scheduler's loop never blocks on a record that is not there.
+    are, so that a scheduler's loop never blocks on a record that is not there. A store that is away makes prefill's
+    loop wait once; then its calls fail at once for a while (see Breaker).
 
     Args:
         target: `host:port` or `unix:PATH` of the store.
         namespace: separates models or deployments that share a store; the same on both sides.
         publishes: whether this rank publishes. All ranks of a prefill hold the same record: let one of them do it.
+        reports: whether this rank tells the store of aborts; None is as `publishes`. One rank of those that end a
+            request alike is enough, and only the one that publishes knows why the store refused a record.
         expected_readers: how many decode ranks read each record.
         reader_id: names this rank among them; made up when None.
         lease: seconds that a slot is held for a prefill that has begun.
@@ -54,6 +62,8 @@ class StoreLink:
         timeout: seconds that a call may take on top of its waits.
         retries: how calls outlive a store that is away; None keeps it short where the scheduler waits (2 s), and longer
             in the background (30 s).
+        pause: seconds that prefill's calls fail at once after one that got no answer, before the store is asked again.
+        clock: seconds that only grow, by which `pause` is measured.
         options: `credentials`, `token`, `instance_id`, `epoch` and the like, as both clients take them.
     """
 
@@ -63,6 +73,7 @@ class StoreLink:
         *,
         namespace: str = "",
         publishes: bool = True,
+        reports: bool | None = None,
         expected_readers: int = 1,
         reader_id: str | None = None,
         lease: float = 600.0,
@@ -70,10 +81,13 @@ class StoreLink:
         wait: float = 300.0,
         timeout: float = 2.0,
         retries: Retries | None = None,
+        pause: float = 5.0,
+        clock: Callable[[], float] = time.monotonic,
         **options: Any,
     ) -> None:
         self.target = target
         self.publishes = publishes
+        self.reports = publishes if reports is None else reports
         self.expected_readers = expected_readers
         self.lease = lease
         self.slot_wait = slot_wait
@@ -83,8 +97,12 @@ class StoreLink:
         self._settings = {**settings, "retries": retries or Retries(2.0)}
         patient = retries or Retries(30.0, also=frozenset({"TOO_MANY_WAITERS"}))
         self._background_settings = {**settings, "retries": patient, "reader_id": reader_id}
+        others = {name: value for name, value in settings.items() if name not in ("instance_id", "epoch")}
+        self._probe_settings = {**others, "timeout": min(timeout, _PROBE), "retries": NO_RETRIES}
+        self.breaker = Breaker(self._probe, pause=pause, clock=clock)
         self._lock = threading.Lock()
         self._prefill: PrefillClient | None = None
+        self._prober: DecodeClient | None = None
         self._background: _Background | None = None
         self._closed = False
 
@@ -97,6 +115,24 @@ class StoreLink:
                 self._prefill = PrefillClient(self.target, **self._settings)
             return self._prefill
 
+    def call(self, work: Callable[[PrefillClient], T]) -> T:
+        """One call of prefill's, in the scheduler's loop. Raises a HandoffError: StoreUnavailable at once while the
+        store is known to be away."""
+        self.breaker.check()
+        try:
+            return work(self.prefill)
+        except HandoffError as error:
+            self.breaker.note(error)
+            raise
+
+    def fence(self, key: Key, attempt: int) -> None:
+        """Keeps every attempt below `attempt` from being taken for it: a prefill that has forgotten what it did in this
+        room is told so by the store. Waits for the answer, since SGLang's prefill must not publish before; gives up
+        after half a second."""
+        placed = self._start(lambda client: _fence(client, key, attempt), to_settle=True)
+        if not wait((placed,), _FENCE).done:
+            log.warning("room %d: the store has not answered decode's fence yet", key.room)
+
     def read(self, key: Key, attempt: int) -> Future[Handoff]:
         """Waits for a record in the background and consumes it. The future fails with a HandoffError; cancelling it
         ends the wait."""
@@ -107,12 +143,21 @@ class StoreLink:
         return self._start(lambda client: _abort(client, key, failure, attempt), to_settle=True)
 
     def abort_own(
-        self, key: Key, failure: Failure, attempt: int, held: Reservation | None, terms: dict[str, Any]
+        self,
+        key: Key,
+        failure: Failure,
+        attempt: int,
+        held: Reservation | None,
+        terms: dict[str, Any],
+        *,
+        counted: bool = False,
     ) -> Future[bool]:
         """Aborts in the background what this prefill holds, or could hold under `terms`; a hand-off of another owner
-        under the same key is left alone (False)."""
+        under the same key is left alone (False). An attempt that was `counted` here may turn out to be behind: then
+        the one that decode waits for is aborted."""
         client = self.prefill
-        return self._start(lambda _: _abort_own(client, key, failure, attempt, held, terms), to_settle=True)
+        last = attempt + (CATCH_UP * STEP if counted else 0)
+        return self._start(lambda _: _abort_own(client, key, failure, attempt, last, held, terms), to_settle=True)
 
     def settle(self, timeout: float = 5.0) -> None:
         """Waits up to `timeout` seconds until the aborts sent so far have their answer."""
@@ -124,12 +169,22 @@ class StoreLink:
         """Ends waits, sends what aborts are still to be sent, and closes the connections."""
         with self._lock:
             self._closed = True
-            prefill, self._prefill = self._prefill, None
+            clients = (self._prefill, self._prober)
+            self._prefill = self._prober = None
             background, self._background = self._background, None
         if background is not None:
             background.close()
-        if prefill is not None:
-            prefill.close()
+        for client in clients:
+            if client is not None:
+                client.close()
+
+    def _probe(self) -> None:
+        with self._lock:
+            self._require_open()
+            if self._prober is None:
+                self._prober = DecodeClient(self.target, **self._probe_settings)
+            prober = self._prober
+        prober.capabilities()
 
     def _require_open(self) -> None:
         if self._closed:
@@ -165,11 +220,21 @@ async def _abort(client: aio.DecodeClient, key: Key, failure: Failure, attempt: 
         raise
 
 
+async def _fence(client: aio.DecodeClient, key: Key, attempt: int) -> None:
+    try:
+        if await client.abort(key, FENCE, attempt=attempt - 1):
+            # Nothing was at that attempt or beyond. What is still live is of a prefill that began too low.
+            await client.abort(key, FENCE)
+    except HandoffError as error:
+        log.warning("room %d: decode's fence did not reach the store: %s", key.room, error)
+
+
 async def _abort_own(
     client: PrefillClient,
     key: Key,
     failure: Failure,
     attempt: int,
+    last: int,
     held: Reservation | None,
     terms: dict[str, Any],
 ) -> bool:
@@ -179,15 +244,18 @@ async def _abort_own(
     while True:  # ends with the deadline
         try:
             if held is None:
-                held = await asyncio.to_thread(lambda: client.reserve(key, attempt=attempt, **terms))
+                held = await asyncio.to_thread(partial(client.reserve, key, attempt=attempt, **terms))
             return await asyncio.to_thread(client.abort, held, failure)
         except (ArenaFull, Draining):  # nobody has the key: a store looks that up first
-            return await asyncio.to_thread(lambda: client.abort(key, failure, attempt=attempt))
-        except StaleReservation:
-            if held is None:
+            return await asyncio.to_thread(partial(client.abort, key, failure, attempt=attempt))
+        except (StaleReservation, HandoffAborted) as error:
+            if held is not None:
+                held = None  # lost with a store that restarted, or overtaken: the next round tells
+            elif is_behind(error) and attempt < last:
+                attempt += STEP
+            else:
                 return False
-            held = None  # lost with a store that restarted, or overtaken: the next round tells
-        except (HandoffExists, HandoffAborted, RecordImmutable):
+        except (HandoffExists, RecordImmutable):
             return False
         except HandoffError as error:
             if not isinstance(error, (StoreUnavailable, DeadlineExceeded)) or time.monotonic() >= deadline:

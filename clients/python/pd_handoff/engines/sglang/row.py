@@ -68,7 +68,7 @@ class RowShape:
                     f"[{self.hidden_size}]; they are handed over as they are, never cast or broadcast"
                 )
         given, rows = len(state.dsa_topk_indices), self.output_dsa_topk_indices_dim
-        if given and rows and given != rows:
+        if given and given != rows:
             raise RowMismatch(f"{given} sparse attention indices, this engine's rows have {rows}")
 
 

@@ -1,0 +1,134 @@
+"""Several ranks of one scheduler, in processes of their own: whatever the store says, they end each request alike."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pd_handoff import DecodeClient, Failure, HandoffAborted, PrefillClient
+from pd_handoff.engines.sglang import key_of, record_from_request
+
+from examples.sglang.engine import patched_copy
+from examples.sglang.requests import Order, compute, request_of
+from tests.sglang.ranks import READ, ROOMS
+
+SECONDS = 240.0  # of a busy machine, for an end of what hangs
+
+
+@pytest.fixture(scope="module")
+def patched(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """SGLang with the lines applied."""
+    folder = tmp_path_factory.mktemp("patched")
+    patched_copy(folder)
+    return folder
+
+
+class Ranks:
+    """Both ranks, started."""
+
+    def __init__(self, role: str, store: str, folder: Path, patched: Path) -> None:
+        root = Path(__file__).parents[2]
+        environment = {**os.environ, "PYTHONPATH": f"{patched}{os.pathsep}{root}"}
+        meeting = (folder / "meeting").as_uri()
+        self.logs = [folder / f"rank-{rank}.log" for rank in range(2)]
+        self.processes = []
+        for rank, log in enumerate(self.logs):
+            with log.open("wb") as sink:
+                command = [sys.executable, "-m", "tests.sglang.ranks", role, str(rank), meeting, store]
+                self.processes.append(
+                    subprocess.Popen(command, env=environment, cwd=root, stdout=subprocess.PIPE, stderr=sink, text=True)
+                )
+
+    def said(self) -> list[dict[str, Any]]:
+        """The next line of each. Raises AssertionError with the logs when there is none."""
+        found = []
+        for process in self.processes:
+            line = next((line for line in process.stdout or () if line.startswith("{")), "")
+            logs = "\n".join(log.read_text(errors="replace")[-3000:] for log in self.logs)
+            assert line, f"a rank ended without a word:\n{logs}"
+            found.append(json.loads(line))
+        return found
+
+    def end(self) -> None:
+        """Whatever they do."""
+        for process in self.processes:
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(10)
+            if process.stdout is not None:
+                process.stdout.close()
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    """Ends what a test started."""
+    with ExitStack() as open_stack:
+        yield open_stack
+
+
+def start(stack: ExitStack, role: str, store: str, folder: Path, patched: Path) -> Ranks:
+    """Both ranks of a role."""
+    ranks = Ranks(role, store, folder, patched)
+    stack.callback(ranks.end)
+    return ranks
+
+
+def test_ranks_of_prefill_end_each_request_alike(stack: ExitStack, target: str, tmp_path: Path, patched: Path) -> None:
+    first, second = start(stack, "prefill", target, tmp_path, patched).said()
+
+    # The rank that publishes knows why; the other, that it failed. Both took the request from the same queue.
+    assert first["ended"]["too-wide"][0] == 400
+    assert "129 exceeds disaggregation metadata capacity 128" in first["ended"]["too-wide"][1]
+    assert first["ended"]["malformed"] == [500, "tokens[0].top_logprobs: 2 values for 3 token ids"]
+    for rid in ("too-wide", "malformed"):
+        assert second["ended"][rid][0] == 500
+        assert "from another rank" in second["ended"][rid][1]
+    for rid in ("first", "last"):
+        assert first["ended"][rid] == second["ended"][rid]
+        assert first["ended"][rid][0] == 200
+    assert first["prefilled"] == second["prefilled"] == ["first", "malformed", "last"]  # too-wide cost no prefill
+    assert first["free"] == second["free"] == 4
+
+    with DecodeClient(target) as reader:
+        for rid in ("first", "last"):
+            assert reader.get(ROOMS[rid]).proto.tokens[0].token_id == first["ended"][rid][1][0]
+        for rid in ("too-wide", "malformed"):
+            with pytest.raises(HandoffAborted) as aborted:
+                reader.get(ROOMS[rid])
+            failure = aborted.value.failure
+            assert [failure.http_status, failure.message] == first["ended"][rid]
+
+
+def test_ranks_of_prefill_end_each_request_alike_while_the_store_is_away(
+    stack: ExitStack, tmp_path: Path, patched: Path
+) -> None:
+    first, second = start(stack, "away", f"unix:{tmp_path}/nobody.sock", tmp_path, patched).said()
+    for rid in ("away-1", "away-2"):
+        assert first["ended"][rid][0] == 503
+        assert second["ended"][rid][0] == 500
+        assert "from another rank" in second["ended"][rid][1]
+    assert first["free"] == second["free"] == 4
+
+
+def test_ranks_of_decode_end_each_request_alike(stack: ExitStack, target: str, tmp_path: Path, patched: Path) -> None:
+    ranks = start(stack, "decode", target, tmp_path, patched)
+    assert ranks.said() == [{"waiting": True}] * 2
+    order = Order("whole", READ["whole"], logprobs=True, top_logprobs=3, seed=READ["whole"])
+    req = request_of(order)
+    compute(req, order)
+    failure = Failure(400, "BAD_REQUEST", "prefill found the input too long")
+    with PrefillClient(target) as prefill:
+        prefill.abort(READ["aborted"], failure, attempt=0)
+        prefill.put_once(key_of(req), record_from_request(req), expected_readers=2)
+    for rank in ranks.said():
+        assert rank["ended"] == {"whole": [200, list(req.output_ids)], "aborted": [400, failure.message]}
+        assert rank["free"] == 4
