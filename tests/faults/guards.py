@@ -37,15 +37,15 @@ class Guard:
 
     Attributes:
         name: of what it guards.
-        file: below the service's package.
-        found: a regular expression of the guard, wherever it stands in that file.
+        directory: of the service's package.
+        found: a regular expression of the guard, wherever it stands in that directory.
         instead: what takes its place.
         caught_by: the module to run, with its arguments.
         short: removed in the short form, too.
     """
 
     name: str
-    file: str
+    directory: str
     found: str
     instead: str
     caught_by: tuple[str, ...] = SOAK
@@ -53,99 +53,102 @@ class Guard:
 
     def remove(self, package: Path) -> None:
         """Edit the copy. Raises LookupError when the guard is not where it was."""
-        path = package / self.file
-        edited, count = re.subn(self.found, self.instead, path.read_text())
-        if not count:
-            raise LookupError(f"{self.name}: {self.file} has nothing like {self.found}")
-        path.write_text(edited)
+        found = 0
+        for path in sorted((package / self.directory).glob("*.py")):
+            edited, count = re.subn(self.found, self.instead, path.read_text())
+            if count:
+                path.write_text(edited)
+            found += count
+        if not found:
+            raise LookupError(f"{self.name}: {self.directory} has nothing like {self.found}")
 
 
 GUARDS = (
     Guard(
         "a token must be equal, not merely of a live key",
-        "lifecycle/machine.py",
+        "lifecycle",
         r"if live is not None and live\.token == token:",
         "if live is not None:",
         short=True,
     ),
     Guard(
         "a row must be of the generation that is read",
-        "arena/arena.py",
+        "arena",
         r"if written != generation or not 0 < size",
         "if not 0 < size",
     ),
     Guard(
         "a row must match its checksum",
-        "arena/arena.py",
+        "arena",
         r"if zlib\.crc32\(image, slot\) != checksum:",
         "if False:",
     ),
     Guard(
         "a row must be of the slot that is read",
-        "arena/arena.py",
+        "arena",
         r"zlib\.crc32\(image, slot\)",
         "zlib.crc32(image)",
     ),
     Guard(
         "a freed row is scrubbed",
-        "arena/arena.py",
+        "arena",
         r"self\._rows\[body : body \+ size\] = bytes\(size\)",
         "pass",
     ),
     Guard(
         "what readers see never changes (compared with the row)",
-        "store/embedded.py",
+        "store",
         r"if self\._read_row\(holder\) != draft\.image:",
         "if False:",
     ),
     Guard(
         "a repeated Put of what has ended must have its digest",
-        "store/embedded.py",
-        r"if measure\(record, self\._layout\)\.digest\(\) == ended\.digest:",
-        "if True:",
+        "store",
+        r"elif draft\.digest\(\) != holder\.digest:",
+        "elif False:",
     ),
     Guard(
         "an ended hand-off leaves a tombstone",
-        "lifecycle/machine.py",
+        "lifecycle",
         r"self\._bury\(tombstone\)",
         "pass",
     ),
     Guard(
         "the first terminal state wins (Abort after the last reader)",
-        "lifecycle/machine.py",
+        "lifecycle",
         r"if live\.state is State\.CONSUMED:\n(\s+)return False",
         r"if False:\n\1return False",
     ),
     Guard(
         "a lower attempt is refused beside a higher one",
-        "lifecycle/admission.py",
+        "lifecycle",
         r"if spec\.attempt < live\.attempt:",
         "if False:",
     ),
     Guard(
         "the row is written before the hand-off is published",
-        "store/embedded.py",
+        "store",
         r"(self\._arena\.write\((\w+)\.slot, \2\.generation, draft\))(\n\s+)(self\._lifecycle\.publish\(\2\))",
         r"\4\3\1",
         CRASHES,
     ),
     Guard(
         "a consumed record can be read again, should its answer be lost",
-        "lifecycle/machine.py",
+        "lifecycle",
         r"handoff\.deadline = ([\w.()]+) \+ self\.policy\.consumed_grace",
         r"handoff.deadline = \1",
         NETWORK,
     ),
     Guard(
         "leases count by a clock that nobody sets",
-        "lifecycle/clock.py",
+        "lifecycle",
         r"staticmethod\(time\.monotonic_ns\)",
         "staticmethod(time.time_ns)",
         CLOCK,
     ),
     Guard(
         "a lease ends when its time is over",
-        "lifecycle/machine.py",
+        "lifecycle",
         r"(self\._end\(handoff, Outcome\.COMPLETED if handoff\.state is State\.CONSUMED)",
         r"handoff.state is State.RESERVED or \1",
         (*PYTEST, "tests/unit/service/test_store.py::test_everything_ends_by_the_timer_alone"),

@@ -34,7 +34,6 @@ class Claims:
         self.epochs: dict[tuple[str, str], int] = {}
         self.parked: dict[int, Parked] = {}
         self.draining = False
-        self.fresh: set[Key] = set()  # published by those who waited, in the present step
         self._completions = 0
 
     # -- what is there -------------------------------------------------------------------------------------------------

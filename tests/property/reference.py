@@ -202,21 +202,26 @@ class Reference(Claims):
                 if not isinstance(answer, _None):
                     out[waiting.number] = answer
                     del self.parked[waiting.number]
-            while self._serve_one(seen, out):
-                pass
+            self._serve_claims(seen, out)
             if len(out) == before:
-                self.fresh.clear()
                 return out
 
-    def _serve_one(self, seen: Mapping[int, str], out: dict[int, Expected]) -> bool:
+    def _serve_claims(self, seen: Mapping[int, str], out: dict[int, Expected]) -> None:
+        """Whose turn it is, as far as there are slots; then the others, as far as they need none of others. Readers of
+        what the former got come before the latter."""
         claims = [one for one in self.parked.values() if one.kind != "get"]
-        for place, waiting in enumerate(claims):
-            answer = self._serve(waiting, place == 0, seen.get(waiting.number))
-            if answer is not None:
-                out[waiting.number] = answer
-                del self.parked[waiting.number]
-                return True
-        return False
+        first, changed = True, set[Key]()
+        for waiting in claims:
+            if not first and changed.intersection(ask.key for ask in waiting.asks):
+                continue
+            answer = self._serve(waiting, first, seen.get(waiting.number))
+            if answer is None:
+                first = False
+                continue
+            out[waiting.number] = answer
+            del self.parked[waiting.number]
+            if first:
+                changed.update(ask.key for ask in waiting.asks)
 
     def _serve(self, waiting: Parked, first: bool, seen: str | None) -> Expected | None:
         if waiting.kind == "put":
@@ -225,21 +230,15 @@ class Reference(Claims):
                 return self._put_into(own, waiting.paper)
         verdicts = self.judge_all(waiting.asks)
         if isinstance(verdicts, Refused):
-            # An older epoch is noticed when its turn comes; a record that a waiting Put has just published may have
-            # been consumed by those who wait for it before the next in line is looked at.
+            # An older epoch is noticed when its turn comes.
             late = set(verdicts.options) == {"PRODUCER_RESTARTED"} and not first and seen is None
-            if not any(ask.key in self.fresh for ask in waiting.asks):
-                return None if late else verdicts
-            if "STALE_RESERVATION" in verdicts.options:
-                return verdicts | refused("STALE_RESERVATION", state="CONSUMED")
-            return verdicts if seen in verdicts.options else None
+            return None if late else verdicts
         if not self.in_pool(waiting.asks, verdicts, queue=not first, restarts=first or seen is not None):
             return None
         lives = self.grant(waiting.asks, verdicts)
         if waiting.paper is None:
             return Granted(lives)
         self.publish(lives[0], waiting.paper)
-        self.fresh.add(waiting.asks[0].key)
         return Published(lives[0].published_wall)
 
     def tick(self, seen: Mapping[int, str]) -> dict[int, Expected]:
