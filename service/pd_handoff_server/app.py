@@ -80,7 +80,7 @@ class App:
         self.store, self.ticker = store, ticker
         describer = Describer(__version__, self.settings.max_batch, self.max_message, self._features())
         wraps = (*self.security.wraps, *self.telemetry.wraps)
-        calls = Calls(store, describer, self.settings.max_batch, wraps, self.telemetry.note_item)
+        calls = Calls(store, describer, self.settings.max_batch, wraps, self.telemetry.note_item, self.events.refused)
         self.gate.open(calls, Admin(store, contents=self.settings.admin_contents, wraps=wraps))
         self.telemetry.serving(store, calls)
         settle()

@@ -146,13 +146,35 @@ def test_when_the_stream_ends_its_parked_calls_are_dropped_and_what_was_done_sta
     unary.reserve(9)  # the dropped Reserve took nothing of it
 
 
-def test_half_close_ends_the_stream_after_the_answers_that_are_there(stream: Stream, store: LocalStore) -> None:
+def test_half_close_ends_the_stream_once_everything_is_answered(
+    stream: Stream, store: LocalStore, unary: Steps
+) -> None:
     stream.send(pb.SessionRequest(call_id=1, capabilities=pb.CapabilitiesRequest()))
     stream.send(get(2, 7, 300))
-    store.until_waiting(1)
+    stream.send(get(3, 8, 300))
+    store.until_waiting(2)
+    stream.half_close()
+    assert stream.receive().call_id == 1
+    assert not stream.ended.done()
+    unary.publish(8, records.numbered(8))
+    unary.abort(7)
+    second, third = sorted(stream, key=lambda answer: answer.call_id)
+    assert (second.call_id, second.HasField("error"), third.get.record) == (2, True, records.numbered(8))
+    assert stream.ended.result(20) is grpc.StatusCode.OK
+
+
+def test_half_close_with_nothing_open_ends_the_stream(stream: Stream) -> None:
+    stream.send(get(1, 7))
     stream.half_close()
     assert [answer.call_id for answer in stream] == [1]
     assert stream.ended.result(20) is grpc.StatusCode.OK
+
+
+def test_leaving_after_half_close_drops_what_waits(stream: Stream, store: LocalStore) -> None:
+    stream.send(get(1, 7, 300))
+    store.until_waiting(1)
+    stream.half_close()
+    stream.cancel()
     store.until_waiting(0)
 
 

@@ -74,8 +74,7 @@ def test_events_carry_the_trace_of_the_call_that_caused_them(start: Start, kind:
     assert traces("reserved") == [TRACE, "", TRACE]
     assert traces("published") == [TRACE]
     assert traces("ended") == [TRACE, "", ""]  # what expires belongs to nobody's call
-    if kind == "unary":
-        assert traces("refused") == [TRACE]
+    assert traces("refused") == [TRACE]
 
 
 def test_events_say_which_hand_off_they_are_about(start: Start) -> None:

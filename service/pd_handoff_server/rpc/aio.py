@@ -12,9 +12,9 @@ import grpc
 from pd_handoff_server import refusal
 from pd_handoff_server.refusal import Refusal
 
-from .call import Call
+from .call import Call, Report
 from .errors import INTERNAL
-from .gate import ADMIN, ADMIN_UNARY, STORE, UNARY, Gate, Report
+from .gate import ADMIN, ADMIN_UNARY, STORE, UNARY, Gate
 from .guard import ContextApproach
 from .session import MAX_UNSENT, MAX_UNSENT_BYTES, Session
 
@@ -104,31 +104,59 @@ def _unary(gate: Gate, name: str) -> Callable[[bytes, Context], Awaitable[bytes]
     return behave
 
 
+class _Answers:
+    """What a Session has to send, brought from whatever thread to the coroutine that sends it."""
+
+    def __init__(self) -> None:
+        self._queue: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self._bytes = 0
+        self._room = asyncio.Event()
+        self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
+
+    def put(self, answer: bytes | None) -> None:
+        """One more, from any thread; None after the last. They come out in this order."""
+        if threading.get_ident() == self._thread:
+            self._keep(answer)
+        else:
+            self._loop.call_soon_threadsafe(self._keep, answer)
+
+    def _keep(self, answer: bytes | None) -> None:
+        self._bytes += len(answer or b"")
+        self._queue.put_nowait(answer)
+
+    async def each(self) -> AsyncIterator[bytes]:
+        """Until None."""
+        while (answer := await self._queue.get()) is not None:
+            yield answer
+            self._bytes -= len(answer)
+            if not self._piled():
+                self._room.set()
+
+    async def not_piled(self) -> None:
+        """Wait while too many of them wait for a slow reader."""
+        if self._piled():
+            self._room.clear()
+            await self._room.wait()
+
+    def _piled(self) -> bool:
+        return self._queue.qsize() > MAX_UNSENT or self._bytes > MAX_UNSENT_BYTES
+
+
 def _session(
     gate: Gate, streams: Streams, report: Report
 ) -> Callable[[AsyncIterator[bytes], Context], AsyncIterator[bytes]]:
     async def behave(requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
         approach = ContextApproach(context)
         principal = gate.admit(f"/{STORE}/Session", approach)
-        loop, thread = asyncio.get_running_loop(), threading.get_ident()
-        answers: asyncio.Queue[bytes | None] = asyncio.Queue()
-        room, unsent_bytes = asyncio.Event(), 0
+        answers = _Answers()
 
-        def keep(answer: bytes) -> None:
-            nonlocal unsent_bytes
-            unsent_bytes += len(answer)
-            answers.put_nowait(answer)
+        def refused(method: str, refusal_: Refusal) -> None:
+            report(method, approach, refusal_, None)
 
-        def send(answer: bytes) -> None:
-            if threading.get_ident() == thread:
-                keep(answer)
-            else:
-                loop.call_soon_threadsafe(keep, answer)
+        session = Session(gate.ready_calls(), answers.put, context.peer(), principal, approach, refused)
 
-        def piled() -> bool:
-            return answers.qsize() > MAX_UNSENT or unsent_bytes > MAX_UNSENT_BYTES
-
-        session = Session(gate.ready_calls(), send, context.peer(), principal, approach)
+        def end() -> None:
+            answers.put(None)
 
         async def receive() -> None:
             try:
@@ -138,23 +166,17 @@ def _session(
                     except Exception as error:
                         report("Session", approach, INTERNAL, error)
                         session.fail(request)
-                    if piled():
-                        room.clear()
-                        await room.wait()
-            finally:
+                    await answers.not_piled()
+            except BaseException:
                 end()
-
-        def end() -> None:
-            answers.put_nowait(None)
+                raise
+            session.finish(end)
 
         streams.add(end)
         receiving = asyncio.ensure_future(receive())
         try:
-            while (answer := await answers.get()) is not None:
+            async for answer in answers.each():
                 yield answer
-                unsent_bytes -= len(answer)
-                if not piled():
-                    room.set()
             if streams.stopping:
                 raise refusal.draining()
         finally:

@@ -19,6 +19,8 @@ Answer = bytes | Parked
 Handler = Callable[[bytes, "Call", Done], Answer]
 Wrap = Callable[[str, Handler], Handler]
 """Puts something around the handler of a method: authorisation, metrics, traces."""
+Report = Callable[[str, Approach | None, Refusal, BaseException | None], None]
+"""(method, whose call it was, what the caller is told, the unforeseen error behind it)."""
 NoteItem = Callable[[str, str], None]
 """(method, reason or OK) of an item of a batch that has its answer."""
 M = TypeVar("M", bound=Message)

@@ -19,7 +19,7 @@ from pd_handoff_server.refusal import Refusal
 from pd_handoff_server.store.interface import Done, Reading, Store
 
 from . import requests, wire
-from .call import Answer, Call, Handler, NoteItem, Wrap, parse, wrapped
+from .call import Answer, Call, Handler, NoteItem, Report, Wrap, parse, wrapped
 from .capabilities import Describer
 from .errors import INTERNAL
 from .gathering import Gathering, Item
@@ -40,10 +40,13 @@ class Calls:
         max_batch: int,
         wraps: Sequence[Wrap] = (),
         note_item: NoteItem | None = None,
+        report: Report | None = None,
     ) -> None:
-        """`wraps` go around each handler, the first one innermost; `note_item` is told of each item of a batch."""
+        """`wraps` go around each handler, the first one innermost; `note_item` is told of each item of a batch, and
+        `report` of each refused one."""
         self.sessions = 0
         self._note_item = note_item
+        self._report = report
         self._store = store
         self._describer = describer
         self._max_batch = max_batch
@@ -256,7 +259,12 @@ class Calls:
             )
 
     def _gather(self, method: str, items: Any, one: Item, call: Call, done: Done) -> Answer:
-        return Gathering(len(items), done, self._note_item and partial(self._note_item, method)).run(items, one, call)
+        def refused(refusal_: Refusal) -> None:
+            if self._report is not None:
+                self._report(method, call.approach, refusal_, None)
+
+        note = self._note_item and partial(self._note_item, method)
+        return Gathering(len(items), done, refused, note).run(items, one, call)
 
 
 def _then(encode: Callable[[Any], bytes], done: Done) -> Done:

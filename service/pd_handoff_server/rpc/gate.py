@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from pd_handoff_server import refusal
-from pd_handoff_server.refusal import Refusal
 
 from .admin import Admin
 from .call import Call
@@ -29,9 +26,6 @@ UNARY = (
 )
 
 ADMIN_UNARY = ("ListHandoffs", "GetHandoff")
-
-Report = Callable[[str, Approach | None, Refusal, BaseException | None], None]
-"""(method, whose call it was, what the caller is told, the unforeseen error behind it)."""
 
 
 class Gate:

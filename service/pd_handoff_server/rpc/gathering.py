@@ -41,11 +41,14 @@ class Gathering:
     The results of both batch responses are field 1, oneof 1 (response) or 2 (error).
     """
 
-    def __init__(self, items: int, done: Done, note: Callable[[str], None] | None = None) -> None:
-        """`note` is told the reason, or OK, of each item that has its answer."""
+    def __init__(
+        self, items: int, done: Done, refused: Callable[[Refusal], None], note: Callable[[str], None] | None = None
+    ) -> None:
+        """`refused` is told why an item was refused, `note` the reason, or OK, of each that has its answer."""
         self.results: list[tuple[bytes, bytes] | None] = [None] * items  # framing, and what it frames
         self.parked: list[Parked] = []
         self._done = done
+        self._refused = refused
         self._note = note
         self._started = False
         self._finished = False
@@ -59,6 +62,7 @@ class Gathering:
 
     def _keep(self, index: int, result: bytes | Refusal) -> None:
         if isinstance(result, Refusal):
+            self._refused(result)
             if result.reason == "INVALID_RECORD":  # the one judged where nobody knows of the batch
                 found = [(f"requests[{index}].{field}", what) for field, what in result.violations]
                 result = refusal.invalid(result.reason, found)
@@ -77,6 +81,7 @@ class Gathering:
             try:
                 answer = one(request, call, slot, slot)
             except Refusal as refused:
+                refused.key, refused.owner = call.key, call.owner
                 self._keep(index, refused)
                 continue
             except Exception:

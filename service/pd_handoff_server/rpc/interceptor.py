@@ -9,8 +9,8 @@ import grpc
 
 from pd_handoff_server.refusal import Refusal
 
+from .call import Report
 from .errors import CODES, INTERNAL, trailing
-from .gate import Report
 from .guard import ContextApproach, Denied
 
 

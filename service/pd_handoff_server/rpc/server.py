@@ -9,7 +9,8 @@ from grpc_health.v1 import health, health_pb2
 from grpc_reflection.v1alpha import reflection
 
 from .aio import Streams, admin_handlers, store_handlers
-from .gate import Gate, Report
+from .call import Report
+from .gate import Gate
 from .interceptor import ErrorMapping
 from .ports import Ports
 from .public import REFLECTED, WATCHED, health_handlers, reflection_handlers

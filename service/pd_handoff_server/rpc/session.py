@@ -30,6 +30,10 @@ _FIELDS: Final = {"reserve": 2, "put": 3, "get": 4, "release": 5, "abort": 6, "c
 _ERROR: Final = 8
 
 
+Refused = Callable[[str, Refusal], None]
+"""Is told the method of a call in a Session, and why it was refused."""
+
+
 class Session:
     """The server's side of one stream. `send` takes serialized SessionResponses, from any thread."""
 
@@ -40,6 +44,7 @@ class Session:
         peer: str = "",
         principal: Principal | None = None,
         approach: Approach | None = None,
+        refused: Refused = lambda method, refused: None,
     ) -> None:
         """`principal` and `approach` are those of the stream; each call in it is judged by them."""
         self._handlers = {number: calls.handlers[name] for number, name in _METHODS.items()}
@@ -47,8 +52,11 @@ class Session:
         self._peer = peer
         self._principal = principal
         self._approach = approach
+        self._refused = refused
         self._lock = threading.Lock()
         self._parked: dict[int, Parked] = {}
+        self._owed = 0  # answers of calls that were parked
+        self._finished: Callable[[], None] | None = None
         self._closed = False
         self._calls = calls
         calls.sessions += 1
@@ -75,11 +83,12 @@ class Session:
                     answered.append(result)  # it came before `receive` noted the call as parked
                     return
             self._answer(call_id, number, result)
+            self._settle()
 
         try:
             answer = handler(payload, Call(None, self._peer, self._principal, self._approach), done)
         except Refusal as refused:
-            self._refuse(call_id, refused)
+            self._refuse(call_id, refused, number)
             return
         if isinstance(answer, bytes):
             self._answer(call_id, number, answer)
@@ -90,32 +99,54 @@ class Session:
         with self._lock:
             if not answered and not self._closed:
                 self._parked[call_id] = parked
+                self._owed += 1
                 return
         if answered:
             self._answer(call_id, number, answered[0])
         else:
             parked.cancel()
 
+    def _settle(self) -> None:
+        """One parked call less is without its answer."""
+        with self._lock:
+            self._owed -= 1
+            if self._owed or self._finished is None:
+                return
+            finished, self._finished = self._finished, None
+        finished()
+
+    def finish(self, finished: Callable[[], None]) -> None:
+        """The caller has said all: `finished` is called once every answer has been sent, which may be now."""
+        with self._lock:
+            if self._owed:
+                self._finished = finished
+                return
+        finished()
+
     def _answer(self, call_id: int, number: int, result: Any) -> None:
         if isinstance(result, Refusal):
-            self._refuse(call_id, result)
+            self._refuse(call_id, result, number)
         else:
             self._send(b"\x08" + wire.varint(call_id) + wire.framed(number, result))
 
-    def _refuse(self, call_id: int, refused: Refusal) -> None:
+    def _refuse(self, call_id: int, refused: Refusal, number: int = 0) -> None:
+        self._refused(_METHODS.get(number, "Session"), refused)
+        self._tell(call_id, refused)
+
+    def _tell(self, call_id: int, refused: Refusal) -> None:
         status = to_status(refused).SerializeToString()
         self._send(b"\x08" + wire.varint(call_id) + wire.framed(_ERROR, status))
 
     def fail(self, data: bytes) -> None:
-        """Answer a request whose handling failed unexpectedly."""
-        self._refuse(split(data)[0], INTERNAL)
+        """Answer a request whose handling failed unexpectedly, which the transport tells of."""
+        self._tell(split(data)[0], INTERNAL)
 
     def close(self) -> None:
         """The stream has ended: drop what still waits."""
         with self._lock:
             if not self._closed:
                 self._calls.sessions -= 1
-            self._closed = True
+            self._closed, self._finished = True, None
             parked, self._parked = dict(self._parked), {}
         for waiting in parked.values():
             waiting.cancel()

@@ -6,9 +6,10 @@ from typing import Any, Protocol
 
 import grpc
 
+from .call import Report
 from .fast.probe import probe
 from .fast.server import FastServer
-from .gate import Gate, Report
+from .gate import Gate
 from .ports import Ports
 from .server import AioServer
 from .settings import ChannelArguments

@@ -38,7 +38,7 @@ def read(data: bytes) -> list[str]:
 
 def gather(count: int, one: Callable[[int, Any], Any], done: Callable[[Any], None], **more: Any) -> tuple[Any, Any]:
     """Run so many items; returns the Gathering and what `run` answered."""
-    gathering = Gathering(count, done, **more)
+    gathering = Gathering(count, done, more.pop("refused", lambda refused: None), **more)
     return gathering, gathering.run(range(count), lambda item, call, slot, where: one(item, slot), Call())
 
 
@@ -54,7 +54,9 @@ def test_answers_at_once_are_one_answer_in_order() -> None:
         return response(item)
 
     noted: list[str] = []
-    _, answer = gather(3, one, never, note=noted.append)
+    told: list[Any] = []
+    _, answer = gather(3, one, never, note=noted.append, refused=told.append)
+    assert [refused.reason for refused in told] == ["RECORD_IMMUTABLE"]
     assert read(answer) == ["epoch 0", "error", "epoch 2"]
     assert noted == ["OK", "RECORD_IMMUTABLE", "OK"]
     error = pb.BatchPutResponse.FromString(answer).results[1].error
@@ -134,7 +136,7 @@ def test_races_between_completions_and_cancel(cancel: bool) -> None:
             for number in numbers:
                 slots[number](response(number))
 
-        gathering = Gathering(8, answers.append)
+        gathering = Gathering(8, answers.append, lambda refused: None)
 
         def give_up(gathering: Gathering = gathering, ready: threading.Barrier = ready) -> None:
             ready.wait()

@@ -7,9 +7,10 @@ from typing import Any
 
 from pd_handoff_server import refusal
 from pd_handoff_server.refusal import Refusal
+from pd_handoff_server.rpc.call import Report
 from pd_handoff_server.rpc.calls import Calls
 from pd_handoff_server.rpc.errors import CODES, trailing
-from pd_handoff_server.rpc.gate import Gate, Report
+from pd_handoff_server.rpc.gate import Gate
 
 from .internals import Arrival
 

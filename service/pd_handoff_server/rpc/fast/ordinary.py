@@ -9,9 +9,9 @@ from typing import Any
 import grpc
 
 from pd_handoff_server.refusal import Refusal
-from pd_handoff_server.rpc.call import Call
+from pd_handoff_server.rpc.call import Call, Report
 from pd_handoff_server.rpc.errors import CODES, INTERNAL, trailing
-from pd_handoff_server.rpc.gate import ADMIN, ADMIN_UNARY, Gate, Report
+from pd_handoff_server.rpc.gate import ADMIN, ADMIN_UNARY, Gate
 from pd_handoff_server.rpc.guard import ContextApproach, Denied
 
 Context = grpc.ServicerContext

@@ -11,7 +11,8 @@ import grpc
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection
 
-from pd_handoff_server.rpc.gate import STORE, UNARY, Gate, Report
+from pd_handoff_server.rpc.call import Report
+from pd_handoff_server.rpc.gate import STORE, UNARY, Gate
 from pd_handoff_server.rpc.ports import Ports
 from pd_handoff_server.rpc.public import HEALTH, REFLECTED, WATCHED, reflection_handlers
 from pd_handoff_server.rpc.settings import ChannelArguments

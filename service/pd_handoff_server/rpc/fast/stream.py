@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections import deque
 from typing import Any
@@ -17,6 +18,10 @@ from .front import Front
 from .internals import Arrival, Event, Step
 
 _METHOD = "Session"
+
+
+def _refused(front: Front, arrival: Arrival, method: str, refused: Refusal) -> None:
+    front.refused(method, arrival, refused, None)
 
 
 class Stream:
@@ -94,7 +99,8 @@ class Stream:
         arrival = self._arrival
         principal = self._front.gate.admit(arrival.method(), arrival)
         calls = self._front.session_calls()
-        return Session(calls, self._send, arrival.peer(), principal, arrival)
+        refused = functools.partial(_refused, self._front, arrival)
+        return Session(calls, self._send, arrival.peer(), principal, arrival, refused)
 
     def stop(self) -> None:
         """The server stops: end the stream once all answers are out."""
@@ -113,6 +119,9 @@ class Stream:
             if self._outcome is None:
                 self._outcome = (code, message, trailing)
         self._go_on()
+
+    def _end_well(self) -> None:
+        self._end(0, "", None)
 
     def _over(self, event: Event) -> Stream | None:
         """The call is over, whether we ended it or its caller left."""
@@ -145,8 +154,7 @@ class Stream:
         data = internals.received(event)
         if data is None:
             if self._session is not None:
-                self._session.close()
-            self._end(0, "", None)
+                self._session.finish(self._end_well)
         else:
             self._carry_out(data)
         return self._completed()
