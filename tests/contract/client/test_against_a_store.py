@@ -192,6 +192,9 @@ async def test_batches(connect: Any, room: int) -> None:
         await prefill.reserve_many([Key(room, 9), Key(room, 9)])
     results = await prefill.put_many([(held[0], PLAIN), (held[1], Record()), (held[2], wide(2))])
     assert [isinstance(result, errors.InvalidRecord) for result in results] == [False, True, False]
+    assert isinstance(results[1], errors.InvalidRecord)
+    assert [violation.field for violation in results[1].violations] == ["record.tokens"]
+    assert str(results[1]).startswith("record.tokens: ")
     found = await decode.get_many([*keys, Key(room, 9)], max_wait=0.05)
     assert found[0].record == PLAIN
     assert isinstance(found[1], errors.RecordNotReady)
