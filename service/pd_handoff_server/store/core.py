@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -99,9 +100,9 @@ class Core:
                 return
             done(result)
 
+    @abstractmethod
     def _settle(self) -> None:
         """Answer whoever can be answered after a change. For who knows those that wait."""
-        raise NotImplementedError
 
     # -- limits --------------------------------------------------------------------------------------------------------
 
