@@ -10,7 +10,7 @@ from pathlib import Path
 from . import bars, machine, servers
 from .results import Report
 from .scene import FULL, QUICK, Scene
-from .sections import batches, blocking, floor, growth, h2load, handoff, load, memory, session
+from .sections import batches, blocking, floor, growth, h2load, handoff, load, many, memory, session, waiting
 
 SECTIONS = {
     "load": load.run,
@@ -18,6 +18,8 @@ SECTIONS = {
     "session": session.run,
     "blocking": blocking.run,
     "batches": batches.run,
+    "many": many.run,
+    "waiting": waiting.run,
     "handoff": handoff.run,
     "growth": growth.run,
     "floor": floor.run,

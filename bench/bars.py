@@ -120,6 +120,7 @@ def bars() -> list[Bar]:
             Bar(f"{cpu}: {many} / {few}", 1.1, _ratio((section, many, cpu), (section, few, cpu)))
             for section, few, large in (
                 (growth.ROWS, "1,024 rows", ("65,536 rows", "8,192 rows")),
+                (growth.BURSTS, "64 rows", ("65,536 rows", "8,192 rows")),
                 (growth.PARKED, "0 waiting", ("10,000 waiting", "1,000 waiting")),
             )
             for many in large

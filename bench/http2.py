@@ -240,9 +240,11 @@ class Stream:
 
 
 def converse(address: str, method: str, messages: Sequence[bytes], *, in_flight: int) -> Outcome:
-    """Send all messages over one stream, `in_flight` at a time, each answered by one message."""
+    """Send all messages over one stream, `in_flight` at a time, each answered by one message. Latencies and answers are
+    in order of coming."""
     stream, clock = Stream(address, method), time.perf_counter
     latencies: list[float] = []
+    answers: list[bytes | None] = []
     begun: collections.deque[float] = collections.deque()
     try:
         stream._sock.settimeout(60)
@@ -252,13 +254,14 @@ def converse(address: str, method: str, messages: Sequence[bytes], *, in_flight:
             stream.send(message)
         sent = min(in_flight, len(messages))
         while len(latencies) < len(messages):
-            for _ in stream.receive():
+            for answer in stream.receive():
+                answers.append(answer)
                 latencies.append(clock() - begun.popleft())
                 if sent < len(messages):
                     begun.append(clock())
                     stream.send(messages[sent])
                     sent += 1
-        return Outcome(len(messages), clock() - start, 0, latencies)
+        return Outcome(len(messages), clock() - start, 0, latencies, answers)
     finally:
         stream.close()
 
@@ -302,15 +305,22 @@ def drive(
     """Send all messages, `in_flight` at a time. Raises TimeoutError after `timeout` seconds without an answer."""
     opened = [Connection(address, method) for _ in range(connections)]
     try:
-        return _drive(opened, messages, in_flight, latencies, keep, timeout)
+        return drive_on(opened, messages, in_flight=in_flight, latencies=latencies, keep=keep, timeout=timeout)
     finally:
         for connection in opened:
             connection.close()
 
 
-def _drive(
-    opened: list[Connection], messages: Sequence[bytes], in_flight: int, latencies: bool, keep: bool, timeout: float
+def drive_on(
+    opened: Sequence[Connection],
+    messages: Sequence[bytes],
+    *,
+    in_flight: int,
+    latencies: bool = False,
+    keep: bool = False,
+    timeout: float = 60.0,
 ) -> Outcome:
+    """The same over connections that are open, and stay so."""
     total, sent, done, errors = len(messages), 0, 0, 0
     times: list[float] = []
     begun: dict[int, float] = {}

@@ -26,7 +26,7 @@ class Etcd:
         keys = [_field(1, b"k%d" % room) for room in range(first, first + count)]
         return {
             "put": timed([partial(self._put, key + value) for key in keys]),
-            "get": timed([partial(self._range, key) for key in keys]),
+            "get": timed([partial(self._range, key) for key in keys], lambda answer: len(answer) > len(value)),
         }
 
 

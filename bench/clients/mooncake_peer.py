@@ -39,7 +39,7 @@ class Mooncake:
         value = payload.of(size)
         keys = [f"k{room}" for room in range(first, first + count)]
         put = timed([partial(self._checked_put, key, value) for key in keys])
-        get = timed([partial(self._store.get, key) for key in keys])
+        get = timed([partial(self._store.get, key) for key in keys], lambda found: bytes(found) == value)
         return {"put": put, "get": get}
 
     def _checked_put(self, key: str, value: bytes) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from pd_handoff import DecodeClient, PrefillClient, Reservation
 
 from bench import records
-from bench.worker import timed
+from bench.worker import timed, timed_threads
 
 
 class Ours:
@@ -74,7 +74,27 @@ class Ours:
         for at in range(0, count, batch):
             puts.append(partial(self._prefill.put_many, [(one, record) for one in reserved[at : at + batch]]))
             gets.append(partial(self._decode.get_many, list(rooms[at : at + batch])))
-        return {"put": timed(puts), "get": timed(gets)}
+        return {"put": timed(puts, _all_well), "get": timed(gets, _all_well)}
+
+    def many(self, size: str, first: int, count: int, in_flight: int) -> dict[str, Any]:
+        """Puts and Gets by so many threads, each one call after the other; then Puts of other rooms by one thread and
+        `put_soon`."""
+        rooms, later = range(first, first + count), range(first + count, first + 2 * count)
+        record = records.record(size)
+        reserved = self._reserve(rooms)
+        put = timed_threads(lambda at: self._prefill.put(reserved[at], record), count, in_flight)
+        get = timed_threads(lambda at: self._decode.get(rooms[at]), count, in_flight)
+        reserved_later = self._reserve(later)
+
+        def soon(_: int) -> None:
+            for future in [self._prefill.put_soon(reservation, record) for reservation in reserved_later]:
+                future.result()
+
+        put_soon = timed_threads(soon, 1, 1)
+        put_soon["cpu"] /= count
+        for room in later:
+            self._decode.get(room)
+        return {"put": put, "get": get, "put_soon": put_soon}
 
     def take(self, first: int, count: int) -> dict[str, Any]:
         """Wait for each record: when each call began, and when its answer was here."""
@@ -96,6 +116,10 @@ class Ours:
             begun.append(time.monotonic())
             self._prefill.put(self._prefill.reserve(room) if whole else reserved[index], record)
         return {"begun": begun}
+
+
+def _all_well(results: list[Any]) -> bool:
+    return not any(isinstance(result, Exception) for result in results)
 
 
 def _all(calls: list[Any]) -> list[Callable[[], Any]]:

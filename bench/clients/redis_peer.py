@@ -27,8 +27,8 @@ class Redis:
         """SET, then GET."""
         value = payload.of(size)
         keys = [b"k%d" % room for room in range(first, first + count)]
-        put = timed([partial(self._redis.set, key, value) for key in keys])
-        get = timed([partial(self._redis.get, key) for key in keys])
+        put = timed([partial(self._redis.set, key, value) for key in keys], bool)
+        get = timed([partial(self._redis.get, key) for key in keys], value.__eq__)
         self._redis.delete(*keys)
         return {"put": put, "get": get}
 
@@ -37,29 +37,30 @@ class Redis:
         value = payload.of(size)
         keys = [b"k%d" % room for room in range(first, first + count)]
         parts = [keys[at : at + batch] for at in range(0, count, batch)]
-        put = timed([partial(self._sets, part, value) for part in parts])
-        get = timed([partial(self._gets, part) for part in parts])
+        put = timed([partial(self._sets, part, value) for part in parts], all)
+        get = timed([partial(self._gets, part) for part in parts], lambda found: all(one == value for one in found))
         self._redis.delete(*keys)
         return {"put": put, "get": get}
 
-    def _sets(self, keys: list[bytes], value: bytes) -> None:
+    def _sets(self, keys: list[bytes], value: bytes) -> Any:
         pipeline = self._redis.pipeline(transaction=False)
         for key in keys:
             pipeline.set(key, value)
-        pipeline.execute()
+        return pipeline.execute()
 
-    def _gets(self, keys: list[bytes]) -> None:
+    def _gets(self, keys: list[bytes]) -> Any:
         pipeline = self._redis.pipeline(transaction=False)
         for key in keys:
             pipeline.get(key)
-        pipeline.execute()
+        return pipeline.execute()
 
     def take(self, first: int, count: int) -> dict[str, Any]:
         """BLPOP each."""
         begun, done = [], []
         for room in range(first, first + count):
             begun.append(time.monotonic())
-            self._redis.blpop([b"k%d" % room], timeout=60)
+            if self._redis.blpop([b"k%d" % room], timeout=60) is None:
+                raise RuntimeError("BLPOP came to nothing")
             done.append(time.monotonic())
         return {"begun": begun, "done": done}
 

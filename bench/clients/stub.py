@@ -57,9 +57,13 @@ class Stub:
             gets.append(records.batch_get(part))
         put, get = self._method("BatchPut"), self._method("BatchGet")
         return {
-            "put": timed([partial(put, request) for request in puts]),
-            "get": timed([partial(get, request) for request in gets]),
+            "put": timed([partial(put, request) for request in puts], partial(_all_well, pb.BatchPutResponse)),
+            "get": timed([partial(get, request) for request in gets], partial(_all_well, pb.BatchGetResponse)),
         }
+
+
+def _all_well(kind: Any, answer: bytes) -> bool:
+    return all(result.WhichOneof("result") == "response" for result in kind.FromString(answer).results)
 
 
 def connect(address: str, real: str) -> Stub:

@@ -48,6 +48,9 @@ def _round(scene: Scene, where: str, subject: str, process: Process, in_flight: 
         before = process.usage()
         outcome = http2.converse(process.address, STORE + "Session", messages, in_flight=in_flight)
         used = process.usage() - before
+        results = {pb.SessionResponse.FromString(answer or b"").WhichOneof("result") for answer in outcome.answers}
+        if results != {method.lower()}:
+            raise RuntimeError(f"{subject}: {method} over a Session was answered by {results}")
         add = scene.report.add
         add(where, subject, f"{method} calls", "1/s", outcome.calls / outcome.seconds)
         add(where, subject, f"{method} server CPU", "µs", used.cpu / outcome.calls * 1e6)
