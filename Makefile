@@ -70,6 +70,10 @@ faults: setup ## Break everything on purpose, at length, and count what is lost
 test-sglang: setup ## Compare with the real SGLang class, in an environment of its own
 	tools/test-sglang.sh
 
+.PHONY: test-grpcio
+test-grpcio: setup ## Run a short form of the tests on older releases of gRPC, in environments of their own
+	tools/test-grpcio.sh
+
 .PHONY: bench
 bench: setup ## Measure everything, beside its peers
 	$(BIN)/python -m bench
