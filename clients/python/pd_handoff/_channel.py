@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import os
+import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
@@ -41,11 +42,14 @@ _STORE_METHODS = (
     *("BatchReserve", "BatchPut", "BatchGet"),
 )
 _ADMIN_METHODS = ("ListHandoffs", "GetHandoff")
+_LARGEST_PORT = 65535
+_digits = re.compile("[0-9]{1,5}").fullmatch
 
 
 def target_of(address: str) -> str:
-    """gRPC's form of `host:port`, `unix:PATH`, or an absolute path of a socket. Raises ValueError for URLs of other
-    kinds, and for a path that the kernel cannot take."""
+    """gRPC's form of `host:port`, `unix:PATH`, or an absolute path of a socket; what gRPC names by `dns:`, `ipv4:`,
+    `ipv6:` or `unix-abstract:` as it is. Raises ValueError for anything else, and for a path that the kernel cannot
+    take."""
     if address.startswith("/"):
         address = f"unix:{address}"
     if address.startswith("unix:"):
@@ -54,8 +58,20 @@ def target_of(address: str) -> str:
             raise ValueError(
                 f"target {address!r}: the path of a Unix socket has 1 to {_LONGEST_SOCKET_PATH} bytes, not {size}"
             )
-    if not address or address.startswith(("http:", "https:", "grpc:", "tcp:")):
-        raise ValueError(f"target {address!r}: give host:port or unix:PATH")
+        return address
+    if address.startswith(("dns:", "ipv4:", "ipv6:", "unix-abstract:")):
+        return address  # gRPC's own forms
+    host, _, port = address.rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    # Without a port gRPC would take 443, and of a larger one what is left of its 16 bits.
+    if (
+        not host
+        or not _digits(port)
+        or not 1 <= int(port) <= _LARGEST_PORT
+        or (":" in host and not bracketed)
+        or "/" in address
+    ):
+        raise ValueError(f"target {address!r}: give host:port (port from 1 to 65535) or unix:PATH")
     return address
 
 

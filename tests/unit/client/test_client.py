@@ -463,6 +463,26 @@ def test_another_transport_fits_under_the_client() -> None:
     assert [(method, timeout) for method, _, timeout in transport.calls] == [("Get", 7.0), ("close", 0)]
 
 
+@pytest.mark.parametrize(
+    "target",
+    [
+        *("", "store", "store:", ":50071", "::1:50071", "store:http", "store: 50071", "store:50071/path"),
+        *("store:0", "store:-1", "store:65536", "store:99999", "store:500710"),
+        *("http://store:50071", "grpc://store:50071", "tcp:store:50071"),
+    ],
+)
+def test_what_is_no_address_is_refused(target: str) -> None:
+    with pytest.raises(ValueError, match=r"give host:port \(port from 1 to 65535\) or unix:PATH"):
+        pd_handoff.DecodeClient(target)
+
+
+@pytest.mark.parametrize(
+    "target", ["store:1", "10.0.0.1:65535", "[::1]:50071", "store.example.:50071", "dns:///store", "ipv4:127.0.0.1:80"]
+)
+def test_what_is_an_address_is_taken(target: str) -> None:
+    pd_handoff.DecodeClient(target).close()
+
+
 @pytest.mark.parametrize("form", ["unix:{}", "unix://{}", "{}"])
 async def test_a_socket_path_longer_than_the_kernel_takes(form: str, connect: Any) -> None:
     longest = form.format("/" + "ü" * 53)
