@@ -13,8 +13,8 @@ python=${PYTHON:-python3}
 # What the modules of the disaggregation code import, on a machine without GPUs.
 needed=(
   aiohttp apache-tvm-ffi compressed-tensors dill einops fastapi gguf ipython msgspec numpy openai orjson packaging
-  partial-json-parser pillow psutil pybase64 pydantic pyzmq requests sentencepiece starlette torch tqdm transformers triton
-  uvicorn xgrammar
+  partial-json-parser pillow psutil pybase64 pydantic pyzmq requests sentencepiece setproctitle starlette torch tqdm
+  transformers triton uvicorn uvloop xgrammar
 )
 
 made_of=$(cat pyproject.toml constraints.txt constraints-sglang.txt tools/test-sglang.sh | sha256sum)

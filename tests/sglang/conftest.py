@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 from pd_handoff.engines.sglang import StoreLink
 
 from examples.demo.store import Store
-from examples.sglang.engine import load
+from examples.sglang.engine import load, patched_copy
 from tests.sglang.sides import Sides
 
 settings.register_profile(
@@ -38,6 +38,14 @@ def target() -> Iterator[str]:
         finally:
             status = store.stop()
         assert status == 0
+
+
+@pytest.fixture(scope="session")
+def patched(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where SGLang can be imported from with the example's lines applied; for processes of their own."""
+    folder = tmp_path_factory.mktemp("patched")
+    patched_copy(folder)
+    return folder
 
 
 @pytest.fixture

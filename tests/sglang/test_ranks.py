@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,27 +14,15 @@ import pytest
 from pd_handoff import DecodeClient, Failure, HandoffAborted, PrefillClient
 from pd_handoff.engines.sglang import key_of, record_from_request
 
-from examples.sglang.engine import patched_copy
 from examples.sglang.requests import Order, compute, request_of
+from tests.sglang import patching
 from tests.sglang.ranks import READ, ROOMS
-
-SECONDS = 240.0  # of a busy machine, for an end of what hangs
-
-
-@pytest.fixture(scope="module")
-def patched(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """SGLang with the lines applied."""
-    folder = tmp_path_factory.mktemp("patched")
-    patched_copy(folder)
-    return folder
 
 
 class Ranks:
     """Both ranks, started."""
 
     def __init__(self, role: str, store: str, folder: Path, patched: Path) -> None:
-        root = Path(__file__).parents[2]
-        environment = {**os.environ, "PYTHONPATH": f"{patched}{os.pathsep}{root}"}
         meeting = (folder / "meeting").as_uri()
         self.logs = [folder / f"rank-{rank}.log" for rank in range(2)]
         self.processes = []
@@ -43,7 +30,14 @@ class Ranks:
             with log.open("wb") as sink:
                 command = [sys.executable, "-m", "tests.sglang.ranks", role, str(rank), meeting, store]
                 self.processes.append(
-                    subprocess.Popen(command, env=environment, cwd=root, stdout=subprocess.PIPE, stderr=sink, text=True)
+                    subprocess.Popen(
+                        command,
+                        env=patching.environment(patched),
+                        cwd=patching.ROOT,
+                        stdout=subprocess.PIPE,
+                        stderr=sink,
+                        text=True,
+                    )
                 )
 
     def said(self) -> list[dict[str, Any]]:
