@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Iterator
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from pd_handoff.v1 import admin_pb2
 from pd_handoff.v1 import metadata_store_pb2 as pb
 
 from tests.support import records, requests
-from tests.support.caller import Stream
+from tests.support.caller import STORE, Stream
 from tests.support.failures import CallFailed, refused
 from tests.support.fixtures import Launch
 from tests.support.local import LocalStore
 from tests.support.process import NOT_SERVING, SERVING, ProcessStore
 from tests.support.waits import PATIENCE, eventually
+
+UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 
 
 @pytest.mark.settings(slots=1, drain_notice=0.0, grace=10.0)
@@ -66,6 +71,39 @@ def test_an_idle_session_does_not_hold_the_end_up(store: LocalStore) -> None:
     assert stream.receive().HasField("capabilities")
     store.drain()  # fails if it takes a minute, not to say the hour of grace
     assert stream.ended.result(PATIENCE) in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.OK}
+
+
+@pytest.mark.settings(grace=3600.0)
+def test_an_open_watch_of_health_is_told_and_does_not_hold_the_end_up(store: LocalStore) -> None:
+    stub = health_pb2_grpc.HealthStub(store.channel())
+    watching = [stub.Watch(health_pb2.HealthCheckRequest(service=service), timeout=600) for service in ("", STORE, "?")]
+    assert [next(each).status for each in watching] == [SERVING, SERVING, UNKNOWN]
+    store.drain()  # fails if it takes a minute
+    for each, told in zip(watching, ([NOT_SERVING], [NOT_SERVING], []), strict=True):
+        assert [next(each).status for _ in told] == told
+        with pytest.raises(grpc.RpcError) as caught:
+            next(each)
+        assert isinstance(caught.value, grpc.Call)
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+@pytest.mark.parametrize("transport", ["aio"])
+@pytest.mark.settings(grace=3600.0)
+def test_an_open_reflection_does_not_hold_the_end_up(store: LocalStore) -> None:
+    asked, more = reflection_pb2.ServerReflectionRequest(list_services=""), threading.Event()
+
+    def ask() -> Iterator[reflection_pb2.ServerReflectionRequest]:
+        yield asked
+        more.wait(120)
+
+    answers = reflection_pb2_grpc.ServerReflectionStub(store.channel()).ServerReflectionInfo(ask(), timeout=600)
+    assert next(answers).HasField("list_services_response")
+    store.drain()  # fails if it takes a minute
+    more.set()
+    with pytest.raises(grpc.RpcError) as caught:
+        next(answers)
+    assert isinstance(caught.value, grpc.Call)
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
 def parked(store: ProcessStore) -> int:

@@ -49,7 +49,7 @@ class _Completion:
 
 
 class Streams:
-    """The Sessions that are open; `stop` ends them, which would else last as long as their callers like."""
+    """The streams that are open; `stop` ends them, which would else last as long as their callers like."""
 
     def __init__(self) -> None:
         self._ends: set[Callable[[], None]] = set()
@@ -60,6 +60,12 @@ class Streams:
         if self.stopping:
             raise refusal.draining()
         self._ends.add(end)
+
+    def enter(self, end: Callable[[], None]) -> None:
+        """As `add`, for one that looks at `stopping` itself: it is ended at once when they are stopped."""
+        self._ends.add(end)
+        if self.stopping:
+            end()
 
     def discard(self, end: Callable[[], None]) -> None:
         """One less."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Final
 
 import grpc
-from grpc_health.v1 import health, health_pb2
-from grpc_reflection.v1alpha import reflection
+from grpc_health.v1 import health_pb2
 
 from .aio import Streams, admin_handlers, store_handlers
 from .call import Report
 from .gate import Gate
 from .interceptor import ErrorMapping
+from .lasting import Health, Reflection
 from .ports import Ports
 from .public import REFLECTED, WATCHED, health_handlers, reflection_handlers
 from .settings import ChannelArguments
@@ -33,37 +33,37 @@ class AioServer:
         self._ports = ports
         self._server = grpc.aio.server(interceptors=[ErrorMapping(report)], options=arguments)
         self._streams = Streams()
-        self._health = health.aio.HealthServicer()
+        self._health = Health(self._streams)
         self._server.add_generic_rpc_handlers((store_handlers(gate, self._streams, report), admin_handlers(gate)))
-        told = reflection.aio.ReflectionServicer(REFLECTED)
+        told = Reflection(self._streams, REFLECTED)
         self._server.add_generic_rpc_handlers(
             (
-                health_handlers(self._health.Check, self._health.Watch),
-                reflection_handlers(told.ServerReflectionInfo),
+                health_handlers(self._health.check, self._health.watch),
+                reflection_handlers(told.info),
             )
         )
 
     async def start(self) -> list[str]:
         """Bind and listen; returns the addresses, with the ports that were chosen for 0. Raises AddressError."""
         addresses = self._ports.bind(self._server)
-        await self._set(_NOT_SERVING)
+        self._set(_NOT_SERVING)
         await self._server.start()
         return addresses
 
     async def ready(self) -> None:
         """The store takes calls from now on."""
-        await self._set(_SERVING)
+        self._set(_SERVING)
 
     async def drain(self) -> None:
         """Tell probes that it will not for long."""
-        await self._set(_NOT_SERVING)
+        self._set(_NOT_SERVING)
 
     async def stop(self, grace: float) -> None:
-        """Take no more calls, end Sessions, let those in flight finish within `grace` seconds, and end."""
+        """Take no more calls, end lasting streams, let calls in flight finish within `grace` seconds, and end."""
         self._streams.stop()
         await self._server.stop(grace)
         self._ports.release()
 
-    async def _set(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
+    def _set(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
         for name in WATCHED:
-            await self._health.set(name, status)
+            self._health.set(name, status)

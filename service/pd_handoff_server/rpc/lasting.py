@@ -1,0 +1,119 @@
+"""Health and reflection on the `grpc.aio` transport: streams that their callers leave open, ended with the server.
+
+gRPC's own services know no end: an open watch, or a reflection that asks no more, would hold a drain up for all of its
+grace.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from typing import Final, TypeVar
+
+import grpc
+from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection, reflection_pb2
+
+from pd_handoff_server import refusal
+
+from .aio import Context, Streams
+from .errors import CODES, trailing
+
+_UNKNOWN: Final = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+
+M = TypeVar("M")
+Status = health_pb2.HealthCheckResponse.ServingStatus
+
+
+async def _drained(context: Context) -> None:
+    """End a stream because the server stops."""
+    refused = refusal.draining()
+    await context.abort(CODES[refused.reason], refused.message, trailing(refused))
+
+
+class Health:
+    """The status of each service, told to whoever asks or watches. Lives in one event loop."""
+
+    def __init__(self, streams: Streams) -> None:
+        self._streams = streams
+        self._told: dict[str, Status] = {}
+        self._watchers: set[asyncio.Event] = set()
+
+    def set(self, service: str, status: Status) -> None:
+        """Change a status, and wake those who watch."""
+        self._told[service] = status
+        for changed in self._watchers:
+            changed.set()
+
+    async def check(self, request: health_pb2.HealthCheckRequest, context: Context) -> health_pb2.HealthCheckResponse:
+        """The handler of Check."""
+        status = self._told.get(request.service)
+        if status is None:
+            await context.abort(grpc.StatusCode.NOT_FOUND)
+            raise AssertionError("abort returned")
+        return health_pb2.HealthCheckResponse(status=status)
+
+    async def watch(self, request: health_pb2.HealthCheckRequest, context: Context) -> None:
+        """The handler of Watch: the status now and at each change, at last that the server stops."""
+        changed, told = asyncio.Event(), None
+        self._streams.enter(changed.set)
+        self._watchers.add(changed)
+        try:
+            while True:
+                status = self._told.get(request.service, _UNKNOWN)
+                if status != told:
+                    await context.write(health_pb2.HealthCheckResponse(status=status))
+                    told = status
+                elif self._streams.stopping:
+                    break
+                else:
+                    await changed.wait()
+                    changed.clear()
+        finally:
+            self._watchers.discard(changed)
+            self._streams.discard(changed.set)
+        await _drained(context)
+
+
+class Reflection:
+    """gRPC's own, until the server stops."""
+
+    def __init__(self, streams: Streams, names: Iterable[str]) -> None:
+        self._streams = streams
+        self._servicer = reflection.aio.ReflectionServicer(names)
+
+    async def info(
+        self, requests: AsyncIterator[reflection_pb2.ServerReflectionRequest], context: Context
+    ) -> AsyncIterator[reflection_pb2.ServerReflectionResponse]:
+        """The handler of ServerReflectionInfo."""
+        stopped = asyncio.Event()
+        self._streams.enter(stopped.set)
+        try:
+            async for answer in self._servicer.ServerReflectionInfo(_until(stopped, requests), context):
+                yield answer
+        finally:
+            self._streams.discard(stopped.set)
+        if stopped.is_set():
+            await _drained(context)
+
+
+async def _until(stopped: asyncio.Event, requests: AsyncIterator[M]) -> AsyncIterator[M]:
+    """Requests as they come, until it is set."""
+    ending = asyncio.ensure_future(stopped.wait())
+    try:
+        while True:
+            coming = asyncio.ensure_future(_next(requests))
+            try:
+                await asyncio.wait({coming, ending}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                if not coming.done():
+                    coming.cancel()
+            if coming.cancelled() or not coming.done() or (request := coming.result()) is None:
+                return
+            yield request
+    finally:
+        ending.cancel()
+
+
+async def _next(requests: AsyncIterator[M]) -> M | None:
+    return await anext(requests, None)
