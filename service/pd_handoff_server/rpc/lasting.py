@@ -22,7 +22,6 @@ from .errors import CODES, trailing
 _UNKNOWN: Final = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 
 M = TypeVar("M")
-Status = health_pb2.HealthCheckResponse.ServingStatus
 
 
 async def _drained(context: Context) -> None:
@@ -36,10 +35,10 @@ class Health:
 
     def __init__(self, streams: Streams) -> None:
         self._streams = streams
-        self._told: dict[str, Status] = {}
+        self._told: dict[str, health_pb2.HealthCheckResponse.ServingStatus] = {}
         self._watchers: set[asyncio.Event] = set()
 
-    def set(self, service: str, status: Status) -> None:
+    def set(self, service: str, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
         """Change a status, and wake those who watch."""
         self._told[service] = status
         for changed in self._watchers:
