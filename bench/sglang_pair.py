@@ -35,12 +35,15 @@ _rooms = itertools.count(1 << 32)
 
 @dataclass(frozen=True)
 class Pair:
-    """One set_buf + get_buf, in microseconds, the median of all rounds; the ratio is that of the medians."""
+    """One set_buf + get_buf, in microseconds: the median of all rounds, and each round; the ratio is that of the
+    medians."""
 
     record: str
     in_process_us: float
     through_store_us: float
     ratio: float
+    in_process_rounds_us: list[float]
+    through_store_rounds_us: list[float]
 
 
 def measure(target: str, *, rounds: int = 30, pairs: int = 50) -> Iterator[Pair]:
@@ -61,7 +64,8 @@ def measure(target: str, *, rounds: int = 30, pairs: int = 50) -> Iterator[Pair]
                         run()
                     times.append((time.perf_counter() - began) / pairs * 1e6)
             one, other = map(statistics.median, taken)
-            yield Pair(name, round(one, 1), round(other, 1), round(other / one, 1))
+            rounded = ([round(value, 1) for value in values] for values in taken)
+            yield Pair(name, round(one, 1), round(other, 1), round(other / one, 1), *rounded)
     finally:
         prefill.close()
         decode.close()

@@ -1,4 +1,5 @@
-"""Without any transport: the store's own handlers, and SGLang's MetadataBuffers, called in this process."""
+"""Without any transport: the store's own handlers, called in this process; and what the way through the store costs
+SGLang, beside its MetadataBuffers in one process."""
 
 from __future__ import annotations
 
@@ -17,10 +18,12 @@ from pd_handoff_server.rpc.calls import Calls
 from pd_handoff_server.rpc.capabilities import Describer
 
 from bench import records
-from bench.scene import NARROW, Scene
+from bench.scene import NARROW, QUICK, Scene
 
 SECTION = "in process, no transport"
+PAIR = "SGLang: set_buf + get_buf, through the store beside its own class in one process"
 SGLANG = Path(".venv-sglang/bin/python")
+_PAIR_SECONDS = 300.0  # most of which SGLang's imports may take on a busy machine
 _BATCH = 200  # calls timed together; the least of many is what the code costs when nothing disturbs it
 
 
@@ -57,13 +60,24 @@ def _never(result: object) -> None:
 
 def _sglang(scene: Scene) -> None:
     if not SGLANG.exists():
-        scene.report.lacks("SGLang's MetadataBuffers (run make test-sglang once)")
+        scene.report.lacks(
+            "SGLang's MetadataBuffers, and the ratio to them (make it with tools/test-sglang.sh --only-setup)"
+        )
         return
-    done = subprocess.run(
-        [SGLANG, "-m", "bench.sglang_floor", str(scene.amount.singles)], capture_output=True, text=True, check=False
-    )
+    command = [str(SGLANG), "-m", "bench.sglang_pair", "--json", *(["--quick"] if scene.amount == QUICK else [])]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_PAIR_SECONDS)
+    except subprocess.TimeoutExpired:
+        scene.report.lacks(f"SGLang's MetadataBuffers (no answer within {_PAIR_SECONDS:.0f} s)")
+        return
     if done.returncode:
-        scene.report.lacks(f"SGLang's MetadataBuffers ({done.stderr.strip().splitlines()[-1:]})")
+        scene.report.lacks(f"SGLang's MetadataBuffers ({' '.join(done.stderr.strip().splitlines()[-1:])})")
         return
-    for name, values in json.loads(done.stdout.splitlines()[-1]).items():
-        scene.report.add(SECTION, f"SGLang MetadataBuffers {name}", "a call", "µs", *values)
+    for line in done.stdout.splitlines():
+        pair = json.loads(line)
+        ours, theirs = pair["through_store_rounds_us"], pair["in_process_rounds_us"]
+        scene.report.add(PAIR, pair["record"], "in one process", "µs", *theirs)
+        scene.report.add(PAIR, pair["record"], "through the store", "µs", *ours)
+        scene.report.add(
+            PAIR, pair["record"], "ratio", "times", *(one / other for one, other in zip(ours, theirs, strict=True))
+        )

@@ -13,7 +13,8 @@ SECONDS = 240.0  # of a busy machine, for an end of what hangs
 
 def environment(patched: Path) -> dict[str, str]:
     """In which `sglang` is the patched one."""
-    return {**os.environ, "PYTHONPATH": f"{patched}{os.pathsep}{ROOT}", "TOKENIZERS_PARALLELISM": "false"}
+    path = os.pathsep.join((str(patched), str(ROOT), os.environ.get("PYTHONPATH", "")))
+    return {**os.environ, "PYTHONPATH": path, "TOKENIZERS_PARALLELISM": "false"}
 
 
 def run(patched: Path, *command: str) -> str:

@@ -8,15 +8,20 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from pd_handoff import DecodeClient, Failure, HandoffAborted, PrefillClient
-from pd_handoff.engines.sglang import key_of, record_from_request
+from pd_handoff.engines.sglang import StoreLink, StoreMetadataBuffers, key_of, record_from_request
 
+from examples.sglang.engine import load
 from examples.sglang.requests import Order, compute, request_of
 from tests.sglang import patching
+from tests.sglang.making import Made
 from tests.sglang.ranks import READ, ROOMS
+from tests.sglang.sides import Sides
 
 
 class Ranks:
@@ -126,3 +131,25 @@ def test_ranks_of_decode_end_each_request_alike(stack: ExitStack, target: str, t
     for rank in ranks.said():
         assert rank["ended"] == {"whole": [200, list(req.output_ids)], "aborted": [400, failure.message]}
         assert rank["free"] == 4
+
+
+def test_a_pipeline_fails_a_request_only_behind_its_prefill(sides: Sides) -> None:
+    """Its stages compare the senders of requests in flight, not those of requests that wait for their prefill."""
+    aborted: list[str] = []
+    source = Made(room=9031, logprob=-1.0, top_num=129, top_val=[[-1.0] * 129], top_idx=[[1] * 129]).request()
+    source.disagg_kv_sender = SimpleNamespace(abort=lambda: aborted.append("sender"))
+    ranks = {"attn_tp_rank": 0, "attn_cp_rank": 0, "pp_rank": 1, "pp_size": 2}
+    with load("srt.runtime_context").get_parallel().override(**ranks):
+        assert not sides.prefill.reserve(source)
+        assert aborted == []
+        assert not sides.publish(source)
+    assert aborted == ["sender"]
+    assert source.finished_reason is None  # it is SGLang's ranks that end it, all of them
+
+
+def test_ranks_that_leave_aborts_to_another_say_nothing(target: str) -> None:
+    for settings, speaks in (({"publishes": False}, False), ({"publishes": False, "reports": True}, True)):
+        link = StoreLink(target, **settings)
+        buffers = StoreMetadataBuffers(1, 16, torch.float32, 16, link=link)
+        assert (buffers.abort(Made(room=9032).request(), "stop") is not None) is speaks
+        buffers.close()
