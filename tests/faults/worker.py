@@ -13,7 +13,6 @@ import argparse
 import json
 import sys
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -29,7 +28,7 @@ Job = dict[str, Any]
 Answer = Callable[..., None]
 
 
-def _prefill(client: PrefillClient) -> Callable[[Job, Answer], None]:
+def _prefill(client: PrefillClient, ending: threading.Event) -> Callable[[Job, Answer], None]:
     def work(job: Job, answer: Answer) -> None:
         room, attempt = job["room"], job["attempt"]
         record = record_of(("", room, 0), attempt)
@@ -38,7 +37,7 @@ def _prefill(client: PrefillClient) -> Callable[[Job, Answer], None]:
         else:
             held = client.reserve(room, attempt=attempt, lease=600)
             answer("reserved", epoch=held.store_epoch)
-            time.sleep(job["pause"])  # the prefill itself
+            ending.wait(job["pause"])  # the prefill itself
             published = client.put(held, record)
         answer("published", epoch=published.store_epoch)
 
@@ -65,9 +64,10 @@ def main() -> int:
     given = parser.parse_args()
     retries = Retries(total_seconds=PATIENCE, initial_backoff=0.02, max_backoff=0.25)
     options: list[tuple[str, Any]] = [("grpc.initial_reconnect_backoff_ms", 20), ("grpc.max_reconnect_backoff_ms", 100)]
+    ending = threading.Event()
     if given.side == "prefill":
         prefill = PrefillClient(given.target, instance_id=given.name, retries=retries, timeout=20, options=options)
-        work, close = _prefill(prefill), prefill.close
+        work, close = _prefill(prefill, ending), prefill.close
     else:
         decode = DecodeClient(given.target, reader_id=given.name, retries=retries, timeout=20, options=options)
         work, close = _decode(decode), decode.close
@@ -89,6 +89,7 @@ def main() -> int:
     with ThreadPoolExecutor(64) as threads:
         for line in sys.stdin:
             threads.submit(run, json.loads(line))
+        ending.set()
     close()
     return 0
 

@@ -12,10 +12,10 @@ import json
 import mmap
 import os
 import random
+import select
 import signal
 import struct
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -105,10 +105,11 @@ def known(kept: Kept) -> dict[str, Any]:
     return state
 
 
-def child(path: Path, seed: int, passed: float, progress: mmap.mmap) -> None:
-    """Make calls until killed."""
+def child(path: Path, seed: int, passed: float, progress: mmap.mmap, ready: int) -> None:
+    """Make calls until killed; the parent is told by the pipe `ready` when they begin."""
     kept = open_store(path, seed, passed)
     progress[:8] = _COUNT.pack(1)
+    os.write(ready, b"!")
     for number, call in enumerate(script(seed), 2):
         carry_out(kept, call)
         progress[:8] = _COUNT.pack(number)
@@ -117,20 +118,22 @@ def child(path: Path, seed: int, passed: float, progress: mmap.mmap) -> None:
 def kill_one(path: Path, seed: int, passed: float, delay: float) -> int:
     """A child of this seed, killed so many seconds after it was ready; returns how many calls it has noted."""
     progress = mmap.mmap(-1, mmap.PAGESIZE)
+    told, ready = os.pipe()
     pid = os.fork()
     if not pid:
         try:
-            child(path, seed, passed, progress)
+            child(path, seed, passed, progress, ready)
         finally:
             os._exit(1)
+    os.close(ready)
     try:
-        until = time.monotonic() + 60
-        while not _COUNT.unpack(progress[:8])[0] and time.monotonic() < until:
-            time.sleep(0.0005)
-        time.sleep(delay)
+        if select.select([told], [], [], 60)[0]:
+            os.read(told, 1)
+            select.select([told], [], [], delay)  # there is nothing more to read, unless it ends by itself
     finally:
         os.kill(pid, signal.SIGKILL)
         _, status = os.waitpid(pid, 0)
+        os.close(told)
     if not os.WIFSIGNALED(status):
         raise RuntimeError("the child ended by itself")
     return int(_COUNT.unpack(progress[:8])[0]) - 1

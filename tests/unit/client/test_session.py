@@ -121,12 +121,15 @@ async def test_streams_that_break(connect: Any, store: Any) -> None:
     assert seen["Get"] >= FEW + 37
 
 
-async def test_outstanding_calls_follow_their_own_retry_rules(connect: Any, store: Any, server: Any, wire: str) -> None:
+async def test_outstanding_calls_follow_their_own_retry_rules(
+    connect: Any, store: Any, server: Any, wire: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("_session", "_session_aio"):
+        monkeypatch.setattr(f"pd_handoff.{module}.FRESH", 0.0)  # no stream was dead before
     store.script("Get", None, pb.GetResponse(store_epoch="later"))
     stubborn = connect("DecodeClient", session="always", retries=PATIENT)
     waiting = asyncio.ensure_future(stubborn.get(1, max_wait=60))
     await until(lambda: ways(store)["Session.Get"] == 1)
-    await asyncio.sleep(1.1)  # past the time in which the stream might have been dead before
     await asyncio.to_thread(server.stop)
     server.start()
     assert (await waiting).store_epoch == "later"
