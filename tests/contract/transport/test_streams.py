@@ -51,6 +51,8 @@ def test_answers_do_not_pile_up_for_a_reader_that_does_not_read(store: LocalStor
     seen = {pb.SessionResponse.FromString(next(answers)).call_id for _ in range(asked)}
     assert seen == set(range(asked))  # nothing was lost, once it does read
     assert stream._unsent_bytes == 0
+    store.steps().put_once(1)
+    assert pb.SessionResponse.FromString(next(answers)).call_id == asked
     requests.put(None)
     assert next(answers, None) is None
     assert store.waiting == 0
