@@ -110,7 +110,7 @@ def bars() -> list[Bar]:
             _ratio((parked, "client, Session", "p50"), (parked, popped, "p50")),
         ),
         *_pairs(in_batches, "", "client, store fast", "Redis pipeline", 1.0, at_least=True),
-        *_pairs(in_batches, "", "stub, store fast", "stub as installed, store aio", 2.0, at_least=True),
+        *_pairs(in_batches, "", "stub, store fast", batches.PLAIN, 2.0, at_least=True),
         *(
             Bar(f"{method}, switches a call, {how}", limit, _plain((section, "store fast", f"{method} switches")))
             for method in ("Put", "Get")

@@ -78,13 +78,17 @@ class Scene:
         return next(self._rooms) * 10_000_000
 
     def server(self, name: str) -> Process:
-        """A server, started when it is first asked for: `store` or `echo`, then `fast` or `aio`; then perhaps `tcp`,
-        else it is on a Unix socket; of an echo then perhaps `large`, else it answers Gets as those of SMALL."""
+        """A server, started when it is first asked for: `store` or `echo`, then `fast` or `aio`, then any of
+
+        `tcp`, else it is on a Unix socket; `plain`, a store with gRPC as installed; `large`, an echo that answers Gets
+        as those of LARGE, else of SMALL.
+        """
         if name not in self.ready:
             kind, transport, *how = name.split()
             where = "127.0.0.1:0" if "tcp" in how else f"unix:{self.directory}/{'-'.join(name.split())}"
             if kind == "store":
-                started = servers.store(where, transport=transport, slots=self.amount.slots, **NARROW)
+                plain = "plain" in how
+                started = servers.store(where, transport=transport, slots=self.amount.slots, plain=plain, **NARROW)
             else:
                 started = servers.echo(transport, where, *_answers(records.LARGE if "large" in how else records.SMALL))
             self.ready[name] = self.stack.enter_context(started)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -84,9 +85,11 @@ def store(
     transport: str = "fast",
     slots: int = 1024,
     bare: bool = False,
+    plain: bool = False,
     **settings: Any,
 ) -> Iterator[Process]:
-    """`pd-handoff serve`, once it is serving; `bare` as in an environment that has what the store needs and no more.
+    """`pd-handoff serve`, once it is serving; `bare` as in an environment that has what the store needs and no more,
+    `plain` with gRPC's settings as installed.
 
     Raises RuntimeError when it does not start.
     """
@@ -96,6 +99,7 @@ def store(
         [sys.executable, *(_BARE if bare else ("-m", "pd_handoff.cli")), "serve", "--listen", where, *flags],
         stderr=subprocess.PIPE,
         text=True,
+        env={**os.environ, "GRPC_EXPERIMENTS": ""} if plain else None,
     )
     assert popen.stderr is not None
     seen: list[str] = []

@@ -9,7 +9,8 @@ from bench.scene import QUIET, Scene
 from bench.workers import Worker
 
 SIZES = (1, 8, 32, 128)
-LARGE = ("client, store fast", "stub, store fast", "stub as installed, store aio", "Redis pipeline")
+PLAIN = "stub and store on plain grpc.aio, both as installed"
+LARGE = ("client, store fast", "stub, store fast", PLAIN, "Redis pipeline")
 """Also with hidden states."""
 
 
@@ -20,13 +21,13 @@ def section(size: int) -> str:
 
 def run(scene: Scene) -> None:
     """Batches of each size by each subject, in turns."""
-    fast, aio = scene.server("store fast"), scene.server("store aio")
+    fast, aio = scene.server("store fast"), scene.server("store aio plain")
     subjects: dict[str, Callable[[], Worker]] = {
         "client, store fast": lambda: scene.worker("client", fast.address, "never", experiments=QUIET),
         "client of asyncio, store fast": lambda: scene.worker("client-aio", fast.address, "never", experiments=QUIET),
         "client over a Session, store fast": lambda: scene.worker("client", fast.address, "always", experiments=QUIET),
         "stub, store fast": lambda: scene.worker("stub", fast.address, "store", experiments=QUIET),
-        "stub as installed, store aio": lambda: scene.worker("stub", aio.address, "store"),
+        PLAIN: lambda: scene.worker("stub", aio.address, "store"),
     }
     found = scene.redis()
     if found is not None:
