@@ -10,7 +10,7 @@ from bench.scene import Scene
 from bench.sections.load import STORE
 from bench.servers import Process
 
-IN_FLIGHT = (1, 16, 64)
+IN_FLIGHT = (1, 16, 64, 256)
 
 
 def section(in_flight: int) -> str:
