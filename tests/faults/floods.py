@@ -13,11 +13,13 @@ from pd_handoff.v1 import metadata_store_pb2 as pb
 
 from tests.support import requests
 from tests.support.process import ProcessStore
+from tests.support.waits import eventually
 
 from . import http2
 from .bad_messages import HEALTH, REFLECTION, SESSION
 from .common import WIDTHS, Report, record_of
 from .http2 import Connection, frame
+from .outside import metrics
 from .target import ADMIN, SECONDS, STORE, Target
 
 GET = f"/{STORE}/Get"
@@ -160,8 +162,15 @@ def deaf(target: Target, many: int) -> None:
 
 
 def few_places(report: Report, transport: str) -> None:
-    """The bound on connections holds, and ends with those who used it up."""
-    settings: dict[str, Any] = {"slots": 8, "transport": transport, "max_connections": 8, "max_streams": 16, **WIDTHS}
+    """The bounds on connections and on the streams of each hold, and end with those who used them up."""
+    settings: dict[str, Any] = {
+        "slots": 8,
+        "transport": transport,
+        "max_connections": 8,
+        "max_streams": 16,
+        "metrics_listen": "127.0.0.1:0",
+        **WIDTHS,
+    }
     with ProcessStore("127.0.0.1:0", **settings).wait() as store, contextlib.ExitStack() as held:
         address = store.target
         taken = [held.enter_context(Connection(address)) for _ in range(32)]
@@ -177,3 +186,14 @@ def few_places(report: Report, transport: str) -> None:
             answer = health.Check(health_pb2.HealthCheckRequest(), timeout=SECONDS, wait_for_ready=True)
         serving = answer.status == health_pb2.HealthCheckResponse.SERVING
         report.expect(serving, f"{transport}: not SERVING after a crowd")
+        with Connection(address) as greedy:
+            for number in range(64):
+                stream = 2 * number + 1
+                body = frame(http2.DATA, http2.END_STREAM, stream, http2.message(WAITING))
+                if not greedy.send(greedy.open_call(stream, GET) + body):
+                    break
+                greedy.settle(0.02)
+            waiting = int(metrics(store)['pd_handoff_waiters{kind="record"}'])
+            report.count("calls at once where 16 were allowed", waiting)
+            report.expect(waiting <= 16, f"{transport}: {waiting} calls of one connection wait where 16 are allowed")
+        eventually(lambda: not metrics(store)['pd_handoff_waiters{kind="record"}'], "the greedy one's calls are gone")

@@ -38,6 +38,12 @@ class Watched:
         """All samples."""
         return scrape(self.address)
 
+    def gauges(self) -> set[str]:
+        """The names of all gauges of the store."""
+        with urllib.request.urlopen(f"http://{self.address}/metrics", timeout=PATIENCE) as answer:
+            families = list(text_string_to_metric_families(answer.read().decode()))
+        return {one.name for one in families if one.type == "gauge" and one.name.startswith("pd_handoff_")}
+
     def value(self, name: str, **labels: str) -> float:
         """One sample; 0 when there is none."""
         return self.scrape().get((f"pd_handoff_{name}", frozenset(labels.items())), 0.0)
