@@ -148,8 +148,8 @@ def test_a_pipeline_fails_a_request_only_behind_its_prefill(sides: Sides) -> Non
 
 
 def test_ranks_that_leave_aborts_to_another_say_nothing(target: str) -> None:
-    for settings, speaks in (({"publishes": False}, False), ({"publishes": False, "reports": True}, True)):
-        link = StoreLink(target, **settings)
+    for reports, speaks in ((None, False), (True, True)):
+        link = StoreLink(target, publishes=False, reports=reports)
         buffers = StoreMetadataBuffers(1, 16, torch.float32, 16, link=link)
         assert (buffers.abort(Made(room=9032).request(), "stop") is not None) is speaks
         buffers.close()

@@ -96,6 +96,11 @@ def test_rooms_of_samples_keep_to_their_data_parallel_rank_and_their_bounds() ->
         sample_room(-1, 0)
 
 
+def test_the_page_gives_the_formula() -> None:
+    page = (patching.ROOT / "docs/engines/sglang.md").read_text(encoding="utf-8")
+    assert f"`room + (i + 1) * {sample_room(0, 0)}`" in page
+
+
 def test_a_request_that_is_not_handed_over_keeps_its_room() -> None:
     request = with_room(None)
     give_sample_room(request, 1)

@@ -23,7 +23,7 @@ class Breaker:
     """
 
     def __init__(
-        self, probe: Callable[[], object], *, pause: float = 5.0, clock: Callable[[], float] = time.monotonic
+        self, probe: Callable[[], object], *, pause: float = 2.0, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._probe = probe
         self._pause = pause

@@ -81,7 +81,7 @@ class StoreLink:
         wait: float = 300.0,
         timeout: float = 2.0,
         retries: Retries | None = None,
-        pause: float = 5.0,
+        pause: float = 2.0,
         clock: Callable[[], float] = time.monotonic,
         **options: Any,
     ) -> None:
