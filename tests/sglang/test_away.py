@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from pd_handoff import Key
 from pd_handoff.engines.sglang import StoreLink, StoreMetadataBuffers
+from pd_handoff.engines.sglang import link as link_module
 from pd_handoff.engines.sglang.breaker import Breaker
 from pd_handoff.errors import (
     ArenaFull,
@@ -124,3 +127,22 @@ def count_calls(link: StoreLink, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         monkeypatch.setattr(client, name, counted)
     monkeypatch.setattr(link, "abort_own", lambda *_, **__: None)  # waits in the background, and for longer
     return calls
+
+
+def test_decodes_loop_waits_for_one_fence_only_while_the_store_is_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outside = Outside()
+    link = StoreLink(f"unix:{tmp_path}/nobody.sock", retries=NO_RETRIES, pause=5.0, clock=outside.clock)
+    waits: list[float] = []
+
+    def in_vain(_: Any, seconds: float) -> Any:
+        waits.append(seconds)
+        return SimpleNamespace(done=set())
+
+    with monkeypatch.context() as patch:
+        patch.setattr(link_module, "wait", in_vain)
+        for room in range(3):
+            link.fence(Key(room), 2)
+    assert len(waits) == 1
+    link.close()

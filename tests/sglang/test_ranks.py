@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import wait
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,14 +15,14 @@ from typing import Any
 import pytest
 import torch
 from pd_handoff import DecodeClient, Failure, HandoffAborted, PrefillClient
-from pd_handoff.engines.sglang import StoreLink, StoreMetadataBuffers, key_of, record_from_request
+from pd_handoff.engines.sglang import StoreLink, StoreMetadataBuffers, decode_side, key_of, record_from_request
 
 from examples.sglang.engine import load
 from examples.sglang.requests import Order, compute, request_of
 from tests.sglang import patching
 from tests.sglang.making import Made
 from tests.sglang.ranks import READ, ROOMS
-from tests.sglang.sides import Sides
+from tests.sglang.sides import Sides, decode_entry
 
 
 class Ranks:
@@ -153,3 +154,53 @@ def test_ranks_that_leave_aborts_to_another_say_nothing(target: str) -> None:
         buffers = StoreMetadataBuffers(1, 16, torch.float32, 16, link=link)
         assert (buffers.abort(Made(room=9032).request(), "stop") is not None) is speaks
         buffers.close()
+
+
+def test_stages_of_a_decode_pipeline_agree_by_receivers_that_mind_the_record(sides: Sides) -> None:
+    receiver = SimpleNamespace(poll=lambda: 4, require_staging=False)  # the KV cache has come
+    requests = [Made(room=room).request(computed=False) for room in (9041, 9042)]
+    entries = [SimpleNamespace(req=request, kv_receiver=receiver) for request in requests]
+    sides.decode.bind(0, requests[0], entries[0])
+    assert entries[0].kv_receiver is receiver  # the ranks of one stage have SGLang's gate
+    with load("srt.runtime_context").get_parallel().override(pp_rank=0, pp_size=2):
+        for idx, (request, entry) in enumerate(zip(requests, entries, strict=True)):
+            sides.decode.bind(idx, request, entry)
+    first, second = (entry.kv_receiver for entry in entries)
+    assert (first.poll(), second.poll()) == (3, 3)
+    assert first.require_staging is False
+    assert sides.publish(Made(room=9041).request())
+    sides.prefill.abort(Made(room=9042).request(), "too long", 400)
+    sides.decode.get_buf(0)
+    sides.decode.get_buf(1)
+    assert (first.poll(), second.poll()) == (4, 0)
+    for idx in range(2):
+        sides.decode.clear_slot(idx)
+
+
+def test_a_failure_that_comes_by_the_kv_transfer_first_waits_a_moment_for_its_reason(
+    sides: Sides, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+    now = [100.0]
+    monkeypatch.setattr(decode_side, "time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    def in_vain(futures: Any, seconds: float) -> Any:
+        waits.append(seconds)
+        return SimpleNamespace(done=set())
+
+    def with_an_answer(futures: Any, seconds: float) -> Any:
+        sides.prefill.abort(Made(room=9043).request(), "too long", 400)
+        return wait(futures, 20.0)
+
+    request = Made(room=9043).request(computed=False)
+    sides.decode.bind(0, request)
+    monkeypatch.setattr(decode_side, "wait", in_vain)
+    for later in (0.0, 0.5):  # many fail at a time: prefill is gone
+        now[0] = 100.0 + later
+        assert not sides.decode.fail(decode_entry(request))
+    assert len(waits) == 1
+    now[0] = 101.0
+    monkeypatch.setattr(decode_side, "wait", with_an_answer)
+    assert sides.decode.fail(decode_entry(request))
+    assert (request.finished_reason.status_code, request.finished_reason.message) == (400, "too long")
+    sides.decode.clear_slot(0)

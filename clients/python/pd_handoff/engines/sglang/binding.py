@@ -45,7 +45,6 @@ class Binding:
         self.shape = shape
         self.owns = owns
         self.draft = draft
-        self.poll = 0  # what this rank's KV receiver said last
         self._failure: Failure | None = None
         self._judged = False
 

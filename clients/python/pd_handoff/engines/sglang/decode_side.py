@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import MutableSequence, Sequence
 from concurrent.futures import wait
 from typing import Any
 
+from pd_handoff.engines.sglang import runtime
 from pd_handoff.engines.sglang.binding import Binding, refused
 from pd_handoff.engines.sglang.common import Common, live_beside, own_attempt, rid_of
 from pd_handoff.engines.sglang.failures import shared
@@ -19,19 +21,29 @@ log = logging.getLogger(__name__)
 
 # Values of SGLang's KVPoll.
 POLL_FAILED, POLL_TRANSFERRING, POLL_SUCCESS = 0, 3, 4
-_SIBLING = 0.1  # seconds; it takes a millisecond
+_SIBLING = 0.1  # seconds that a failed transfer waits for the store's word on it; it takes a millisecond
+_IMPATIENT = 1.0  # seconds without such waits after one in vain
 
 
 class DecodeSide(Common):
     """`bind`, and what SGLang reads by index after it."""
 
-    def bind(self, idx: int, req: Any) -> None:
-        """Row `idx` is for this request: its record is waited for from now on, in the background.
+    _impatient_until = 0.0  # on the monotonic clock
+
+    def bind(self, idx: int, req: Any, decode_req: Any = None) -> None:
+        """Row `idx` is for this request: its record is waited for from now on, in the background. `decode_req` is what
+        SGLang's queue holds of it; in a pipeline, whose stages agree by their KV receivers alone, that gets a receiver
+        which minds the record, too.
 
         A request without a proper room fails with 400. A second request of a key whose first is still bound and live
         fails with 409, and the first goes on.
         """
         self.clear_slot(idx)
+        self._bind(idx, req)
+        if decode_req is not None and runtime.in_pipeline():
+            decode_req.kv_receiver = MindfulReceiver(decode_req.kv_receiver, self._bindings[int(idx)])
+
+    def _bind(self, idx: int, req: Any) -> None:
         if is_fake_transfer(req):
             self._bindings[int(idx)] = Binding(idx, req, Key(0), 0, None, self.shape)
             return
@@ -72,21 +84,17 @@ class DecodeSide(Common):
         its record is here, and a failure as soon as prefill has aborted, whether or not the KV cache ever comes.
         SGLang then takes the least of all ranks' polls."""
         for position, decode_req in enumerate(decode_reqs):
-            binding = self._binding(decode_req.metadata_buffer_index)
-            binding.poll = polls[position]
-            if not binding.over:
-                if polls[position] == POLL_SUCCESS:
-                    polls[position] = POLL_TRANSFERRING
-            elif binding.failure is not None:
-                polls[position] = POLL_FAILED
+            polls[position] = gated(polls[position], self._binding(decode_req.metadata_buffer_index))
 
     def fail(self, decode_req: Any) -> bool:
         """For the branch of a failed transfer, after SGLang's own `prepare_abort`: puts the status and text of the
         other side in the place of "Decode transfer failed". False when the store knows no reason."""
         binding = self._binding(decode_req.metadata_buffer_index)
-        if binding.future is not None and binding.poll != POLL_FAILED:
-            # Another rank has had the store's answer a moment ago; this one's is on its way.
-            wait((binding.future,), _SIBLING)
+        future = None if binding.over or time.monotonic() < self._impatient_until else binding.future
+        # Another rank may have had the store's answer a moment ago, or prefill's failure came by the KV transfer first.
+        # Where many fail at a time because prefill is gone, only the first is waited for.
+        if future is not None and not wait((future,), _SIBLING).done:
+            self._impatient_until = time.monotonic() + _IMPATIENT
         if not binding.over or binding.failure is None:
             return False
         self._tell(decode_req.req, binding.failure)
@@ -136,3 +144,26 @@ class DecodeSide(Common):
         if binding is None or not binding.owned_by(idx):
             raise LookupError(f"row {idx} is bound to no request, or to another one by now: call bind after alloc")
         return binding
+
+
+class MindfulReceiver:
+    """SGLang's KV receiver of a request, whose transfer is a success only once the record is here, too, and a failure
+    as soon as that will not come. All else is the receiver's own."""
+
+    def __init__(self, receiver: Any, binding: Binding) -> None:
+        self._receiver = receiver
+        self._binding = binding
+
+    def poll(self) -> int:
+        """SGLang's KVPoll."""
+        return gated(int(self._receiver.poll()), self._binding)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._receiver, name)
+
+
+def gated(poll: int, binding: Binding) -> int:
+    """What a transfer's state is, with its record in mind."""
+    if not binding.over:
+        return POLL_TRANSFERRING if poll == POLL_SUCCESS else poll
+    return poll if binding.failure is None else POLL_FAILED

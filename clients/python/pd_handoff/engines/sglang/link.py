@@ -128,10 +128,14 @@ class StoreLink:
     def fence(self, key: Key, attempt: int) -> None:
         """Keeps every attempt below `attempt` from being taken for it: a prefill that has forgotten what it did in this
         room is told so by the store. Waits for the answer, since SGLang's prefill must not publish before; gives up
-        after half a second."""
+        after half a second, and does not wait while the store is known to be away."""
         placed = self._start(lambda client: _fence(client, key, attempt), to_settle=True)
+        try:
+            self.breaker.check()
+        except StoreUnavailable:
+            return
         if not wait((placed,), _FENCE).done:
-            log.warning("room %d: the store has not answered decode's fence yet", key.room)
+            self.breaker.note(DeadlineExceeded(f"room {key.room}: no answer to decode's fence"))
 
     def read(self, key: Key, attempt: int) -> Future[Handoff]:
         """Waits for a record in the background and consumes it. The future fails with a HandoffError; cancelling it
