@@ -226,9 +226,8 @@ async def _abort(client: aio.DecodeClient, key: Key, failure: Failure, attempt: 
 
 async def _fence(client: aio.DecodeClient, key: Key, attempt: int) -> None:
     try:
-        if await client.abort(key, FENCE, attempt=attempt - 1):
-            # Nothing was at that attempt or beyond. What is still live is of a prefill that began too low.
-            await client.abort(key, FENCE)
+        # Ends, too, what is live below: of a prefill that began too low, before decode asked.
+        await client.abort(key, FENCE, attempt=attempt - 1)
     except HandoffError as error:
         log.warning("room %d: decode's fence did not reach the store: %s", key.room, error)
 
