@@ -6,6 +6,7 @@ import json
 import pickle
 from typing import Any
 
+import numpy as np
 import pytest
 from pd_handoff.engines.sglang import Admission, RequestRefused, admit, environment
 from pd_handoff.model import Widths
@@ -91,6 +92,8 @@ def test_listed_token_ids_are_never_cut() -> None:
             admission.check(request(input_ids=[1], return_logprob=True, token_ids_logprob=[1, 2, 3, 4, 5]))
         with pytest.raises(RequestRefused, match=r"\(request 1 of the batch\)"):
             admission.check({"return_logprob": True, "token_ids_logprob": [[1], [1, 2, 3, 4, 5]]})
+        with pytest.raises(RequestRefused, match="token_ids_logprob 5 exceeds"):
+            admission.check({"return_logprob": True, "token_ids_logprob": np.arange(5)})
 
 
 @pytest.mark.parametrize("mode", [True, "last"])

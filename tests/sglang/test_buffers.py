@@ -206,14 +206,14 @@ def test_a_token_that_cannot_be_read_fails_its_request(
     target: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PD_HANDOFF_TARGET", target)
-    monkeypatch.setenv("PD_HANDOFF_TOKEN_FILE", str(tmp_path / "absent"))
+    monkeypatch.setenv("PD_HANDOFF_BEARER_FILE", str(tmp_path / "absent"))
     buffers = StoreMetadataBuffers(2, 16, torch.float32, 16)
     source, request = Made(room=136).request(), Made(room=136).request(computed=False)
     assert not buffers.reserve(source)
-    assert "PD_HANDOFF_TOKEN_FILE cannot be read" in source.finished_reason.message
+    assert "PD_HANDOFF_BEARER_FILE cannot be read" in source.finished_reason.message
     buffers.bind(0, request)
     buffers.get_buf(0)
-    assert "PD_HANDOFF_TOKEN_FILE cannot be read" in request.finished_reason.message
+    assert "PD_HANDOFF_BEARER_FILE cannot be read" in request.finished_reason.message
     buffers.close()
 
 
@@ -333,8 +333,11 @@ def test_the_environment_describes_a_link(monkeypatch: pytest.MonkeyPatch, tmp_p
     token.write_text("secret\n", encoding="ascii")
     monkeypatch.setenv("PD_HANDOFF_TARGET", "10.0.0.1:7")
     monkeypatch.setenv("PD_HANDOFF_NAMESPACE", "big-model")
-    monkeypatch.setenv("PD_HANDOFF_TOKEN_FILE", str(token))
+    monkeypatch.setenv("PD_HANDOFF_BEARER_FILE", str(token))
     monkeypatch.setenv("PD_HANDOFF_EXPECTED_READERS", "4")
+    with pytest.raises(ValueError, match="PD_HANDOFF_INSECURE_TOKEN=yes"):
+        link_from_environment(wait=5.0)
+    monkeypatch.setenv("PD_HANDOFF_INSECURE_TOKEN", "yes")
     link = link_from_environment(wait=5.0)
     assert (link.target, link.expected_readers, link.publishes, link.wait) == ("10.0.0.1:7", 4, True, 5.0)
     assert link._settings["namespace"] == "big-model"

@@ -123,11 +123,11 @@ class Admission:
     def _token_ids(self, params: Any) -> None:
         name, limit = "token_ids_logprob", self.limits.token_ids_logprobs
         given = _get(params, name)
-        if not given:
+        if given is None:
             return
-        nested = isinstance(given, (list, tuple)) and any(isinstance(row, (list, tuple)) for row in given)
+        nested = isinstance(given, (list, tuple)) and any(hasattr(row, "__len__") for row in given)
         for index, row in enumerate(given) if nested else [(None, given)]:
-            count = len(row) if isinstance(row, (list, tuple)) else int(row is not None)
+            count = len(row) if hasattr(row, "__len__") else int(row is not None)
             if count > limit and _wants(_get(params, "return_logprob"), index):
                 raise _too_many(name, count, limit, index)
 

@@ -4,8 +4,9 @@
 |---|---|---|
 | `PD_HANDOFF_TARGET` | `host:port` or `unix:PATH` of the store | `127.0.0.1:50071` |
 | `PD_HANDOFF_NAMESPACE` | which of several models or deployments that share it | the empty one |
-| `PD_HANDOFF_TOKEN_FILE` | file with the bearer token; read at each call | no token |
+| `PD_HANDOFF_BEARER_FILE` | file with this node's bearer token alone; read at each call | no token |
 | `PD_HANDOFF_TLS_CA` | PEM of the authority that signed the store's certificate | plaintext |
+| `PD_HANDOFF_INSECURE_TOKEN` | `yes` lets the token go in plaintext beyond loopback and Unix sockets | `no` |
 | `PD_HANDOFF_EXPECTED_READERS` | on prefill: how many ranks of decode read a record | 1 |
 | `PD_HANDOFF_ADMISSION` | `reject` or `clamp`: see Admission | `reject` |
 """
@@ -19,7 +20,8 @@ import time
 from pathlib import Path
 from typing import Any, cast
 
-from pd_handoff._channel import DEFAULT_TARGET, tls_credentials
+from pd_handoff import _bearer
+from pd_handoff._channel import DEFAULT_TARGET, target_of, tls_credentials
 from pd_handoff.client import DecodeClient
 from pd_handoff.engines.sglang.admission import Admission, Policy
 from pd_handoff.engines.sglang.link import StoreLink
@@ -37,6 +39,7 @@ def link_from_environment(**overrides: Any) -> StoreLink:
     for the others: the first of its attention group, in the last stage of a pipeline. Raises ValueError for a bad
     setting."""
     _policy()
+    _check_way_of_token()
     settings = {
         "target": os.environ.get("PD_HANDOFF_TARGET") or DEFAULT_TARGET,
         "expected_readers": _count("PD_HANDOFF_EXPECTED_READERS", 1),
@@ -95,9 +98,10 @@ _limits = _Limits()
 
 def _connection() -> dict[str, Any]:
     settings: dict[str, Any] = {"namespace": os.environ.get("PD_HANDOFF_NAMESPACE", "")}
-    token_file = os.environ.get("PD_HANDOFF_TOKEN_FILE")
-    if token_file:
-        settings["token"] = lambda: _token(token_file)
+    bearer_file = os.environ.get("PD_HANDOFF_BEARER_FILE")
+    if bearer_file:
+        settings["token"] = lambda: _token(bearer_file)
+        settings["insecure_token"] = _bearer.says_yes("PD_HANDOFF_INSECURE_TOKEN")
     authority = os.environ.get("PD_HANDOFF_TLS_CA")
     if authority:
         settings["credentials"] = tls_credentials(ca=Path(authority).read_bytes())
@@ -106,9 +110,19 @@ def _connection() -> dict[str, Any]:
 
 def _token(file: str) -> str:
     try:
-        return Path(file).read_text(encoding="ascii").strip()
+        return _bearer.token_in(file)
     except (OSError, ValueError) as error:
-        raise Unauthenticated(f"PD_HANDOFF_TOKEN_FILE cannot be read: {error}") from error
+        raise Unauthenticated(f"PD_HANDOFF_BEARER_FILE cannot be read: {error}") from error
+
+
+def _check_way_of_token() -> None:
+    """Raises ValueError where the token would go over a network in plaintext, and nobody said that it may."""
+    if os.environ.get("PD_HANDOFF_BEARER_FILE"):
+        _bearer.check_way(
+            target_of(os.environ.get("PD_HANDOFF_TARGET") or DEFAULT_TARGET),
+            encrypted=bool(os.environ.get("PD_HANDOFF_TLS_CA")),
+            insecure=_bearer.says_yes("PD_HANDOFF_INSECURE_TOKEN"),
+        )
 
 
 def _policy() -> Policy:
@@ -125,4 +139,6 @@ def _count(name: str, otherwise: int) -> int:
     return int(text)
 
 
-_policy()  # a node that is set up wrongly does not start: SGLang imports this in each of its processes
+# A node that is set up wrongly does not start: SGLang imports this in each of its processes.
+_policy()
+_check_way_of_token()
