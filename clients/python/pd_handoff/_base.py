@@ -8,7 +8,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from pd_handoff import _channel
+from pd_handoff import _bearer, _channel
 from pd_handoff._adaptive import SessionMode, check_mode
 from pd_handoff._calls import Calls
 from pd_handoff._requests import new_name
@@ -39,15 +39,17 @@ class BaseClient(Generic[TransportT]):
         timeout: seconds a call may take, on top of its max_wait.
         retries: how calls outlive a store that is away for a moment; None is `Retries()`.
         credentials: of the channel (`pd_handoff.tls_credentials`); None is plaintext.
-        token: bearer token, or what returns it, asked at each call.
+        token: bearer token, or what returns it, asked at each call. Without `credentials` only for a target on loopback
+            or a Unix socket.
+        insecure_token: lets the token go elsewhere in plaintext, too.
         metadata: returns what else goes with each call, such as a traceparent; asked at each call.
         options: gRPC channel options over the client's own.
         session: whether single calls share one long-lived stream, which costs a fraction of a call each: "auto" after
             the first few calls, where it works, and not with `metadata`, of which a stream has only one; "always"; or
             "never".
         put_soon_delay: seconds that `put_soon` may keep a record back to send it with others.
-        transport: another way to carry calls; then target, credentials, token, metadata, options and session are not
-            used.
+        transport: another way to carry calls; then target, credentials, token, insecure_token, metadata, options and
+            session are not used.
 
     Raises ValueError for a bad setting.
     """
@@ -64,6 +66,7 @@ class BaseClient(Generic[TransportT]):
         retries: Retries | None = None,
         credentials: grpc.ChannelCredentials | None = None,
         token: str | Callable[[], str] | None = None,
+        insecure_token: bool = False,
         metadata: Callable[[], _channel.Metadata] | None = None,
         options: Iterable[_channel.Option] = (),
         session: SessionMode = "auto",
@@ -90,6 +93,9 @@ class BaseClient(Generic[TransportT]):
         )
         self._soon_delay = put_soon_delay
         if transport is None:
+            if token is not None:
+                way = _channel.target_of(target)
+                _bearer.check_way(way, encrypted=credentials is not None, insecure=insecure_token)
             transport = self._connect(target, credentials, _channel.CallMetadata(token, metadata), options, session)
         self._transport = transport
         self._begin()

@@ -10,6 +10,8 @@ from typing import Any, TypeAlias
 
 import grpc
 
+from pd_handoff import _bearer
+from pd_handoff.errors import Unauthenticated
 from pd_handoff.v1 import metadata_store_pb2 as pb
 
 Metadata: TypeAlias = Sequence[tuple[str, str]]
@@ -99,15 +101,17 @@ def methods_of(channel: Any, store_stub: Any, admin_stub: Any) -> dict[str, Call
 
 
 class CallMetadata:
-    """What goes with each call: the bearer token and whatever the caller adds, such as a traceparent."""
+    """What goes with each call: the bearer token and whatever the caller adds, such as a traceparent. Raises ValueError
+    for a token that cannot be sent; Unauthenticated, in a call, for one that comes only then."""
 
     def __init__(self, token: str | Callable[[], str] | None, extra: Callable[[], Metadata] | None) -> None:
         self.differs = extra is not None
         """Whether each call may carry something of its own, which one stream for all cannot."""
         self._token = token
         self._extra = extra
-        fixed = isinstance(token, str) or token is None
-        self._fixed = self._bearer(token) if fixed and extra is None else None
+        if not (token is None or callable(token)):
+            _bearer.check_token(token)
+        self._fixed = self._bearer(token) if extra is None and not callable(token) else None
 
     def __call__(self) -> Metadata | None:
         """For one call; None is none."""
@@ -126,7 +130,12 @@ class CallMetadata:
 
     @staticmethod
     def _bearer(token: Any) -> Metadata:
-        return () if token is None else (("authorization", f"Bearer {token}"),)
+        if token is None:
+            return ()
+        try:
+            return (("authorization", f"Bearer {_bearer.check_token(token)}"),)
+        except ValueError as error:
+            raise Unauthenticated(str(error)) from None
 
 
 def tls_credentials(

@@ -49,7 +49,7 @@ RESERVED = pb.ReserveResponse(token=b"\x00\xffab", lease=Duration(seconds=60), s
 @pytest.fixture
 def cli(server: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
     """cli(arguments...) -> (exit code, stdout, stderr), against the scripted store."""
-    for name in ("PD_HANDOFF_TARGET", "PD_HANDOFF_NAMESPACE", "PD_HANDOFF_TOKEN_FILE"):
+    for name in ("PD_HANDOFF_TARGET", "PD_HANDOFF_NAMESPACE", "PD_HANDOFF_BEARER_FILE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PD_HANDOFF_TARGET", server.target)
 
@@ -265,7 +265,7 @@ USAGE = [
     ["put", "7", "--record", "/nonexistent/record.json"],
     ["put", "7", "--token", "xyz", "--record", "@"],
     ["put", "7", "--token", "", "--record", "@"],
-    ["get", "7", "--token-file", "/nonexistent/token"],
+    ["get", "7", "--bearer-file", "/nonexistent/token"],
     ["get", "7", "--tls-cert", "/nonexistent/cert"],
     ["get", "7", "--timeout", "0"],
     ["get", "7", "--retry", "-1"],
@@ -349,7 +349,7 @@ def test_the_bearer_token_comes_from_a_file(cli: Any, store: Any, tmp_path: Path
     store.script("Get", GOT)
     path = tmp_path / "token"
     path.write_text("secret\n")
-    assert cli("get", "7", "--token-file", str(path))[0] == 0
+    assert cli("get", "7", "--bearer-file", str(path))[0] == 0
     assert store.calls[0].metadata["authorization"] == "Bearer secret"
 
 

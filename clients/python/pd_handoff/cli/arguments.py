@@ -71,10 +71,15 @@ def _command(commands: argparse._SubParsersAction[usage.Parser], name: str, text
         "--retry", type=float, default=0.0, metavar="SECONDS", help="how long the store may be away (default 0)"
     )
     store.add_argument(
-        "--token-file",
+        "--bearer-file",
         metavar="FILE",
-        default=os.environ.get("PD_HANDOFF_TOKEN_FILE") or None,
-        help="bearer token of this caller (PD_HANDOFF_TOKEN_FILE)",
+        default=os.environ.get("PD_HANDOFF_BEARER_FILE") or None,
+        help="one bearer token, this caller's (PD_HANDOFF_BEARER_FILE)",
+    )
+    store.add_argument(
+        "--insecure-token",
+        action="store_true",
+        help="let it go in plaintext beyond loopback and Unix sockets, too (PD_HANDOFF_INSECURE_TOKEN=yes)",
     )
     store.add_argument("--tls", action="store_true", help="TLS with the machine's authorities")
     store.add_argument("--tls-ca", metavar="FILE", help="TLS; PEM of the authority that signed the store's certificate")

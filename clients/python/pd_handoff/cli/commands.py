@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from pd_handoff import _bearer
 from pd_handoff._channel import tls_credentials
 from pd_handoff.admin import HandoffState
 from pd_handoff.cli import exits, output
@@ -41,7 +42,8 @@ def _client(kind: type[ClientT], args: argparse.Namespace, **options: Any) -> Cl
         timeout=args.timeout,
         retries=Retries(total_seconds=args.retry),
         credentials=_credentials(args),
-        token=Path(args.token_file).read_text().strip() if args.token_file else None,
+        token=_bearer.token_in(args.bearer_file) if args.bearer_file else None,
+        insecure_token=args.insecure_token or _bearer.says_yes("PD_HANDOFF_INSECURE_TOKEN"),
         options=[("grpc.ssl_target_name_override", args.tls_name)] if args.tls_name else (),
         **options,
     )

@@ -63,7 +63,7 @@ _HINTS: dict[type[errors.HandoffError], str] = {
     "--retry SECONDS outlasts one that is away for a moment",
     errors.Draining: "--retry SECONDS asks again until it serves",
     errors.DeadlineExceeded: "raise --timeout",
-    errors.Unauthenticated: "give --token-file, or --tls-cert and --tls-key",
+    errors.Unauthenticated: "give --bearer-file, or --tls-cert and --tls-key",
     errors.PermissionDenied: "use credentials of a role that may do this",
     errors.StoreInternalError: "the store's log tells the cause",
 }
