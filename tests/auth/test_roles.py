@@ -184,14 +184,18 @@ def test_a_session_loses_what_its_token_loses(store: LocalStore, connect: Connec
     assert Steps(connect(store, TOKENS["decode"])).capabilities().slots_total == 8
 
 
-def test_a_stranger_need_not_be_listened_to(store: LocalStore, transport: str) -> None:
-    """Calls that are opened and send nothing: refused at once on the fast transport, and health is answered on both."""
+def silent(channel: Any, methods: list[str], silence: queue.SimpleQueue[bytes | None], **given: Any) -> list[Any]:
+    """Calls that are opened, with their metadata, and send nothing until there is a None for each in the queue."""
+    return [channel.stream_unary(method).future(iter(silence.get, None), timeout=60, **given) for method in methods]
+
+
+def test_a_stranger_need_not_be_listened_to(store: LocalStore, transport: str, connect: Connect) -> None:
+    """Calls that are opened and send nothing: refused at once on the fast transport, and others served on both."""
     channel: Any = store.channel()
     silence: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-    opened: list[Any] = [
-        channel.stream_unary(f"/pd_handoff.v1.MetadataStore/{method}").future(iter(silence.get, None), timeout=60)
-        for method in ("Get", "Put", "Capabilities") * 8
-    ]
+    methods = [f"/pd_handoff.v1.MetadataStore/{method}" for method in ("Get", "Put", "Capabilities")]
+    methods += [f"/pd_handoff.v1.MetadataStoreAdmin/{method}" for method in ("ListHandoffs", "GetHandoff")]
+    opened = silent(channel, methods * 8, silence)
     try:
         health = health_pb2_grpc.HealthStub(channel)
         assert (
@@ -199,6 +203,25 @@ def test_a_stranger_need_not_be_listened_to(store: LocalStore, transport: str) -
         )
         if transport == "fast":
             assert all(call.exception(20).code() is UNAUTHENTICATED for call in opened)
+        connect(store, TOKENS["admin"]).call("ListHandoffs", admin_pb2.ListHandoffsRequest())
+    finally:
+        for call in opened:
+            call.cancel()
+            silence.put(None)
+
+
+def test_callers_that_say_nothing_hold_nobody_up(store: LocalStore, connect: Connect) -> None:
+    """Not even those who may call: the admin service gives a worker only to a call whose message is here."""
+    channel: Any = store.channel()
+    silence: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+    metadata = (("authorization", f"Bearer {TOKENS['observer']}"),)
+    methods = [f"/pd_handoff.v1.MetadataStoreAdmin/{method}" for method in ("ListHandoffs", "GetHandoff")]
+    opened = silent(channel, methods * 8, silence, metadata=metadata)
+    try:
+        admin = connect(store, TOKENS["admin"])
+        Steps(admin).put_once(1)
+        assert len(admin.call("ListHandoffs", admin_pb2.ListHandoffsRequest()).handoffs) == 1
+        assert not any(call.done() for call in opened)
     finally:
         for call in opened:
             call.cancel()

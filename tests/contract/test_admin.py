@@ -202,3 +202,19 @@ def test_the_newest_attempt_is_shown(unary: Steps, store: LocalStore) -> None:
     assert store.sight(7).attempt == 4
     unary.abort(7, attempt=4)
     assert (store.sight(7).attempt, store.sight(7).state) == (4, State.HANDOFF_STATE_ABORTED)
+
+
+def test_an_unforeseen_error_does_not_show_its_text(
+    unary: Steps, store: LocalStore, monkeypatch: pytest.MonkeyPatch, failures: list[str]
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("a secret of the house")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(store.core, "look", fail)
+        with refused("INTERNAL") as caught:
+            page(unary)
+        assert caught.error.status is not None
+        assert b"secret" not in caught.error.status.SerializeToString()
+    assert "RuntimeError" in failures.pop()
+    assert not page(unary).handoffs

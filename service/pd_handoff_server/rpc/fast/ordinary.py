@@ -1,53 +1,67 @@
-"""The calls that the fast server leaves to its thread pool: the admin service."""
+"""The admin service on the fast server: let in and received on the serving thread, carried out in a pool of its own.
+
+A page of the listing takes longer than the serving thread should be kept. A worker is taken only once the caller is let
+in and its message is here: whoever opens calls and sends nothing occupies none.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent import futures
 from typing import Any
 
-import grpc
-
 from pd_handoff_server.refusal import Refusal
-from pd_handoff_server.rpc.call import Call, Report
-from pd_handoff_server.rpc.errors import CODES, INTERNAL, trailing
-from pd_handoff_server.rpc.gate import ADMIN, ADMIN_UNARY, Gate
-from pd_handoff_server.rpc.guard import ContextApproach, Denied
+from pd_handoff_server.rpc.call import Answer
+from pd_handoff_server.rpc.errors import INTERNAL
+from pd_handoff_server.rpc.gate import ADMIN, ADMIN_UNARY
 
-Context = grpc.ServicerContext
-
-
-def admin_handlers(gate: Gate, report: Report, pool: futures.ThreadPoolExecutor) -> grpc.GenericRpcHandler:
-    """Handlers of MetadataStoreAdmin, with the guard and the error mapping around them, run in a pool of their own."""
-    handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
-    for name in ADMIN_UNARY:
-        behave = _mapped(name, gate, report)
-        behave.experimental_thread_pool = pool  # type: ignore[attr-defined]  # how gRPC chooses a pool for a method
-        handlers[name] = grpc.unary_unary_rpc_method_handler(behave)
-    return grpc.method_handlers_generic_handler(ADMIN, handlers)
+from .front import Front
+from .internals import Event, Route
+from .unary import Unary
 
 
-def _mapped(name: str, gate: Gate, report: Report) -> Callable[[bytes, Context], bytes]:
-    def behave(request: bytes, context: Context) -> bytes:
-        cause: BaseException | None = None
-        approach = ContextApproach(context)
+class _Unforeseen:
+    """An error of a handler, on its way out of the pool."""
+
+    __slots__ = ("error",)
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+
+class Pooled(Unary):
+    """A call that waits, as parked ones do, for a worker to answer it; when its caller leaves first, none does."""
+
+    __slots__ = ("_pool",)
+
+    def __init__(self, front: Front, pool: futures.Executor, method: str, event: Event) -> None:
+        super().__init__(front, method, event)
+        self._pool = pool
+
+    def _handle(self, data: bytes) -> Answer:
+        return self._pool.submit(self._work, data)
+
+    def _work(self, data: bytes) -> None:
+        result: Any
         try:
-            principal = gate.admit(f"/{ADMIN}/{name}", approach)
-            return gate.admin_answer(name, request, Call(None, context.peer(), principal, approach))
-        except Denied as denied:
-            told: Denied | Refusal = denied
+            result = self._front.gate.admin_answer(self._method, data, self)
         except Refusal as refused:
-            told = refused
+            result = refused
         except Exception as error:
-            told, cause = INTERNAL, error
-        # Out here, since `abort` leaves by an exception that the clauses above would catch.
-        if isinstance(told, Denied):
-            context.abort(told.code, told.message)
-        else:
-            report(name, approach, told, cause)
-            if details := trailing(told):
-                context.set_trailing_metadata(details)
-            context.abort(CODES[told.reason], told.message)
-        raise AssertionError("abort returned")
+            result = _Unforeseen(error)
+        self._complete(result)
 
-    return behave
+    def _send(self, result: Any) -> None:
+        if isinstance(result, _Unforeseen):
+            self._front.refused(self._method, self.approach, INTERNAL, result.error)
+            self._refusal_status(INTERNAL)
+        else:
+            super()._send(result)
+
+
+def admin_routes(front: Front, pool: futures.Executor) -> dict[bytes, Route]:
+    """MetadataStoreAdmin, by full method name."""
+    return {f"/{ADMIN}/{name}".encode(): _route(front, pool, name) for name in ADMIN_UNARY}
+
+
+def _route(front: Front, pool: futures.Executor, name: str) -> Route:
+    return lambda event: Pooled(front, pool, name, event)

@@ -20,7 +20,7 @@ from pd_handoff_server.rpc.settings import ChannelArguments
 from .front import Front
 from .health import Check, Health, Watch
 from .internals import Loop, Route
-from .ordinary import admin_handlers
+from .ordinary import admin_routes
 from .stream import Stream
 from .unary import Unary
 
@@ -47,7 +47,6 @@ class FastServer:
         self._server = grpc.server(self._pool, options=arguments)
         self._health = Health()
         self._front = Front(gate, report)
-        self._server.add_generic_rpc_handlers((admin_handlers(gate, report, self._admin_pool),))
         # Only generic handlers: calls of registered ones would never come by the routes.
         told = reflection.ReflectionServicer(REFLECTED)
         self._server.add_generic_rpc_handlers((reflection_handlers(told.ServerReflectionInfo),))
@@ -56,6 +55,7 @@ class FastServer:
     def _routes(self) -> dict[bytes, Route]:
         return {
             **routes(self._front),
+            **admin_routes(self._front, self._admin_pool),
             f"/{HEALTH}/Check".encode(): functools.partial(Check, self._front, self._health),
             f"/{HEALTH}/Watch".encode(): functools.partial(Watch, self._front, self._health),
         }
