@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from pd_handoff import Key
+from pd_handoff import Failure, Key
 from pd_handoff.engines.sglang import StoreLink, StoreMetadataBuffers
 from pd_handoff.engines.sglang import link as link_module
 from pd_handoff.engines.sglang.breaker import Breaker
@@ -93,6 +93,7 @@ def test_a_store_that_is_away_is_called_once_and_asked_again_in_time(
     link = StoreLink(f"unix:{address}", timeout=1.0, retries=NO_RETRIES, pause=5.0, clock=outside.clock)
     buffers = StoreMetadataBuffers(1, 16, torch.float32, 16, link=link)
     calls = count_calls(link, monkeypatch)
+    monkeypatch.setattr(link, "abort_own", lambda *_, **__: None)  # waits in the background, and for longer
     for room in range(401, 404):
         source = Made(room=room).request(rid=f"r{room}")
         assert not buffers.reserve(source)
@@ -125,7 +126,6 @@ def count_calls(link: StoreLink, monkeypatch: pytest.MonkeyPatch) -> list[str]:
             return _original(*args, **kwargs)
 
         monkeypatch.setattr(client, name, counted)
-    monkeypatch.setattr(link, "abort_own", lambda *_, **__: None)  # waits in the background, and for longer
     return calls
 
 
@@ -145,4 +145,23 @@ def test_decodes_loop_waits_for_one_fence_only_while_the_store_is_away(
         for room in range(3):
             link.fence(Key(room), 2)
     assert len(waits) == 1
+    link.close()
+
+
+def test_no_thread_waits_for_an_abort_while_the_store_is_known_to_be_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outside = Outside()
+    link = StoreLink(f"unix:{tmp_path}/nobody.sock", retries=NO_RETRIES, clock=outside.clock)
+    calls = count_calls(link, monkeypatch)
+    monkeypatch.setattr(link_module, "_CLAIM", 0.0)
+    terms = {"owner": "prefill", "lease": 60.0, "expected_readers": 1}
+    link.breaker.note(StoreUnavailable())
+    aborts = [link.abort_own(Key(room), Failure(), 0, None, terms) for room in range(3)]
+    assert all(isinstance(abort.exception(20.0), StoreUnavailable) for abort in aborts)
+    assert calls == []
+    outside.now += 60.0
+    assert isinstance(link.abort_own(Key(9), Failure(), 0, None, terms).exception(20.0), StoreUnavailable)
+    assert calls == ["reserve"]
+    assert link.breaker.away
     link.close()

@@ -31,6 +31,11 @@ class Breaker:
         self._since = self._until = 0.0
         self._open = False
 
+    @property
+    def away(self) -> bool:
+        """True while calls fail at once."""
+        return self._open and self._clock() < self._until
+
     def check(self) -> None:
         """Raises StoreUnavailable at once, or after the probe, while the store is away."""
         if not self._open:

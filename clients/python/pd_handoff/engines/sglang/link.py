@@ -161,7 +161,9 @@ class StoreLink:
         the one that decode waits for is aborted."""
         client = self.prefill
         last = attempt + (CATCH_UP * STEP if counted else 0)
-        return self._start(lambda _: _abort_own(client, key, failure, attempt, last, held, terms), to_settle=True)
+        return self._start(
+            lambda _: _abort_own(client, self.breaker, key, failure, attempt, last, held, terms), to_settle=True
+        )
 
     def settle(self, timeout: float = 5.0) -> None:
         """Waits up to `timeout` seconds until the aborts sent so far have their answer."""
@@ -234,6 +236,7 @@ async def _fence(client: aio.DecodeClient, key: Key, attempt: int) -> None:
 
 async def _abort_own(
     client: PrefillClient,
+    breaker: Breaker,
     key: Key,
     failure: Failure,
     attempt: int,
@@ -242,10 +245,13 @@ async def _abort_own(
     terms: dict[str, Any],
 ) -> bool:
     """A key says nothing of its owner, so the abort goes by token: that of the reservation, or of one made for it. Runs
-    the blocking client in a thread, because one client a process is what the store knows as this producer."""
+    the blocking client in a thread, because one client a process is what the store knows as this producer; while the
+    store is known to be away no thread waits for it."""
     deadline = time.monotonic() + _CLAIM
     while True:  # ends with the deadline
         try:
+            if breaker.away:
+                raise StoreUnavailable("the store does not answer")
             if held is None:
                 held = await asyncio.to_thread(partial(client.reserve, key, attempt=attempt, **terms))
             return await asyncio.to_thread(client.abort, held, failure)
@@ -261,6 +267,8 @@ async def _abort_own(
         except (HandoffExists, RecordImmutable):
             return False
         except HandoffError as error:
+            if not breaker.away:
+                breaker.note(error)
             if not isinstance(error, (StoreUnavailable, DeadlineExceeded)) or time.monotonic() >= deadline:
                 log.warning("room %d: the abort did not reach the store: %s", key.room, error)
                 raise
