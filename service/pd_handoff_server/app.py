@@ -20,14 +20,13 @@ from .memory import ArenaTooLargeError
 from .persistence.errors import ArenaFileError
 from .plan import plan_main
 from .rpc.admin import Admin
-from .rpc.auth import AccessError
 from .rpc.calls import Calls
 from .rpc.capabilities import Describer, max_message_bytes
+from .rpc.files import FileError
 from .rpc.gate import Gate
 from .rpc.ports import Ports
 from .rpc.settings import channel_arguments
 from .rpc.sockets import AddressError
-from .rpc.tls import CertificateError
 from .rpc.transport import TransportError, make_transport
 from .security import secure
 from .store.interface import Store
@@ -52,7 +51,7 @@ class App:
         self.clock: Clock = SystemClock() if clock is None else clock
         self.telemetry = Telemetry(settings, self.clock, self.log)
         self.events = self.telemetry.events
-        self.security = secure(settings, self.events.renewed_file, self.telemetry.denied)
+        self.security = secure(settings, self.events.renewed_file, self.events.doubtful_file, self.telemetry.denied)
         self.gate = Gate(self.security.authorizer)
         self.max_message = max_message_bytes(Layout(settings.limits()), settings.max_batch)
         ports = Ports(settings.listen, self.security.credentials)
@@ -121,7 +120,7 @@ async def serve(settings: Settings) -> int:
     """Serve until SIGTERM or SIGINT; returns an exit code."""
     try:
         app = App(settings)
-    except (AccessError, AddressError, CertificateError, TelemetryError, TransportError) as error:
+    except (AddressError, FileError, TelemetryError, TransportError) as error:
         structlog.get_logger().error("refused to start", error=str(error))
         return EXIT_FAILED
     ending = asyncio.Event()

@@ -10,6 +10,7 @@ import grpc
 from .config import Settings
 from .rpc.auth import AccessFile, Authorizer, Deny
 from .rpc.call import Wrap
+from .rpc.files import Doubt
 from .rpc.tls import Certificates
 
 Told = Callable[[str, Exception | None], None]
@@ -34,13 +35,13 @@ class Security:
         return () if self.authorizer is None else (self.authorizer.wrap,)
 
 
-def secure(settings: Settings, told: Told, denied: Deny) -> Security:
-    """Read what the settings name. Raises CertificateError and AccessError."""
+def secure(settings: Settings, told: Told, doubt: Doubt, denied: Deny) -> Security:
+    """Read what the settings name. Raises FileError."""
     credentials = None
     if settings.tls_cert:
-        certificates = Certificates(settings.tls_cert, settings.tls_key, settings.tls_client_ca or None, told)
+        certificates = Certificates(settings.tls_cert, settings.tls_key, settings.tls_client_ca or None, told, doubt)
         credentials = certificates.credentials()
-    tokens = AccessFile(settings.token_file, tokens=True) if settings.token_file else None
-    names = AccessFile(settings.tls_roles, tokens=False) if settings.tls_roles else None
+    tokens = AccessFile(settings.token_file, tokens=True, doubt=doubt) if settings.token_file else None
+    names = AccessFile(settings.tls_roles, tokens=False, doubt=doubt) if settings.tls_roles else None
     authorizer = None if tokens is None and names is None else Authorizer(tokens, names, told, denied)
     return Security(credentials, authorizer)

@@ -10,6 +10,7 @@ from pathlib import Path
 import grpc
 import pytest
 from pd_handoff_server.rpc.auth import AccessError, AccessFile, Authorizer
+from pd_handoff_server.rpc.files import FileError
 from pd_handoff_server.rpc.guard import Denied
 from pd_handoff_server.rpc.principal import CONTENTS, ROLES, Principal
 
@@ -77,10 +78,10 @@ def test_a_bad_line_is_named_and_shows_no_secret(line: str, what: str, tmp_path:
 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
-    with pytest.raises(AccessError, match="cannot be read"):
+    with pytest.raises(FileError, match=r"cannot read .*missing: No such file .*; put a readable file there"):
         AccessFile(str(tmp_path / "missing"), tokens=True)
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(AccessError, match="cannot be read"):
+    with pytest.raises(AccessError, match=r"cannot read .*binary: it is no text in UTF-8"):
         AccessFile(str(tmp_path / "binary"), tokens=True)
 
 

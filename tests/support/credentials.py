@@ -34,7 +34,7 @@ class Authority:
         self._ca = trustme.CA()
         self.root = self._ca.cert_pem.bytes()
         self.ca, self.cert, self.key = (directory / f"{name}.{kind}.pem" for kind in ("ca", "cert", "key"))
-        self.ca.write_bytes(self.root)
+        replace(self.ca, self.root)
         self.install(self.issue("localhost", "127.0.0.1"))
 
     def issue(self, *names: str, common_name: str | None = None, expired: bool = False) -> Identity:
@@ -79,6 +79,7 @@ class Authority:
 def replace(path: Path, content: bytes) -> None:
     """Put a whole file in the place of another, so that nobody reads half of it."""
     fresh = path.with_name(path.name + ".new")
+    fresh.touch(0o600)
     fresh.write_bytes(content)
     os.replace(fresh, path)
 

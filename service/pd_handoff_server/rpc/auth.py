@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Final
 
 import grpc
@@ -16,7 +14,9 @@ import grpc
 from pd_handoff_server import refusal
 from pd_handoff_server.store.interface import Done
 
+from . import files
 from .call import Answer, Call, Handler
+from .files import Doubt, FileError, Renewal
 from .guard import Approach, Denied
 from .principal import ROLES, Edition, Grant, Principal
 
@@ -29,7 +29,7 @@ Deny = Callable[[str, Approach, Denied], None]
 """Told of each call that was not let in: its full method name, who came, and what they were answered."""
 
 
-class AccessError(Exception):
+class AccessError(FileError):
     """An access file that cannot be used; the message names the file and line, and shows no secret."""
 
 
@@ -43,37 +43,42 @@ class AccessFile:
         principals: by digest of the token, or by name of the certificate.
     """
 
-    def __init__(self, path: str, *, tokens: bool) -> None:
-        """Raises AccessError."""
+    def __init__(
+        self,
+        path: str,
+        *,
+        tokens: bool,
+        doubt: Doubt = lambda path, what: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`doubt` is told of a file that is used and looks wrong. Raises FileError."""
         self.path = path
         self._tokens = tokens
-        self._seen = self._stamp()
+        self._doubt = doubt
+        self._renewal = Renewal([path], clock)
         self._edition = Edition()
-        self.principals: Mapping[bytes, Principal] = self._read(self._edition)
-
-    def _stamp(self) -> tuple[int, ...] | None:
-        try:
-            found = os.stat(self.path)
-        except OSError:
-            return None
-        return found.st_mtime_ns, found.st_size, found.st_ino, found.st_dev
+        self.principals: Mapping[bytes, Principal] = {}
+        self._read()
 
     def renew(self) -> bool:
-        """Read the file again if it has changed; True when it had. Raises AccessError: what was known stays."""
-        stamp = self._stamp()
-        if stamp == self._seen:
-            return False
-        self._seen = stamp
-        edition = Edition()
-        self.principals = self._read(edition)
-        self._edition.over, self._edition = True, edition
-        return True
+        """Read the file again if it has changed; True when it was. Raises FileError: what was known stays."""
+        return self._renewal.attempt(self._read)
 
-    def _read(self, edition: Edition) -> Mapping[bytes, Principal]:
+    def _read(self) -> None:
+        content = files.read(self.path)
         try:
-            text = Path(self.path).read_text()
-        except (OSError, UnicodeDecodeError) as error:
-            raise AccessError(f"{self.path}: cannot be read: {type(error).__name__}") from None
+            text = content.data.decode()
+        except UnicodeDecodeError:
+            raise AccessError(f"cannot read {self.path}: it is no text in UTF-8; write one credential a line") from None
+        edition = Edition()
+        self.principals = self._parse(text, edition)
+        self._edition.over, self._edition = True, edition
+        if not self.principals:
+            self._doubt(self.path, "has no credential in it: nobody is let in by it; write one a line")
+        if self._tokens and content.open_to_all and _plain(text):
+            self._doubt(self.path, f"holds tokens in plain text and {content.open_to_all}, or keep their sha256: alone")
+
+    def _parse(self, text: str, edition: Edition) -> Mapping[bytes, Principal]:
         names: dict[bytes, str] = {}
         grants: dict[bytes, list[Grant]] = {}
         for number, line in enumerate(text.splitlines(), 1):
@@ -97,6 +102,12 @@ class AccessFile:
             raise AccessError(f"unknown role {unknown[0]!r}; there are {', '.join(ROLES)}")
         grant = Grant(roles, _namespaces(parts[2]))
         return name, grant, _digest_in(parts[3]) if self._tokens else name.encode()
+
+
+def _plain(text: str) -> bool:
+    """Whether a token file holds a token itself, and not its digest alone."""
+    lines = (line.split() for line in text.splitlines())
+    return any(len(parts) == 4 and not parts[0].startswith("#") and not _hash(parts[3]) for parts in lines)
 
 
 def _namespaces(text: str) -> frozenset[str] | None:
@@ -206,7 +217,7 @@ class Authorizer:
                 try:
                     if file.renew():
                         self._told(file.path, None)
-                except AccessError as error:
+                except FileError as error:
                     self._told(file.path, error)
 
     def wrap(self, method: str, handler: Handler) -> Handler:

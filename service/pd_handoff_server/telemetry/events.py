@@ -121,7 +121,12 @@ class EventLog(Observer):
         if error is None:
             self._log.info("read again", path=path)
         else:
-            self._log.error("not read again; what was known stays in force", path=path, error=str(error))
+            event = "not read again; what was known stays in force until it can be"
+            self._log.error(event, path=path, error=str(error))
+
+    def doubtful_file(self, path: str, what: str) -> None:
+        """A file of certificates or of access is used, and should be looked at."""
+        self._log.warning("look at this file", path=path, what=what)
 
 
 def _refusal_facts(refused: Refusal) -> dict[str, Any]:
