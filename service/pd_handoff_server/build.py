@@ -67,6 +67,13 @@ def _adopt(kept: Persistence, lifecycle: Lifecycle, clock: Clock, path: str) -> 
         kept.close()
         raise
     log = structlog.get_logger()
+    if kept.former_mode:
+        log.warning(
+            "arena file could be read by others, and is closed to them now; who has it open already can read on: to be "
+            "sure, remove it while the store is down",
+            path=path,
+            was=f"{kept.former_mode:04o}",
+        )
     if report.former_boot:
         log.warning("arena file of an earlier boot of the machine: its records are gone, starting empty", path=path)
     elif not report.fresh:

@@ -108,3 +108,13 @@ def test_without_a_file_a_store_comes_back_empty(target: str, prefill: PrefillCl
             decode.get(1, expected_store_epoch=epoch)
         with pytest.raises(errors.HandoffNotFound):
             decode.get(1)
+
+
+def test_a_file_open_to_others_is_closed_and_told(path: Path, target: str) -> None:
+    path.touch()
+    path.chmod(0o644)
+    with ProcessStore(target, arena_file=path, **SETTINGS) as store:
+        store.wait()
+        (told,) = [event for event in store.events if event["event"].startswith("arena file could be read by others")]
+        assert (told["level"], told["path"], told["was"]) == ("warning", str(path), "0644")
+        assert path.stat().st_mode & 0o777 == 0o600

@@ -125,6 +125,48 @@ def test_a_file_that_others_can_write_is_refused(full_store: Kept) -> None:
     refused(full_store.path, full_store.restart, "can be written by other users")
 
 
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o604])
+def test_a_file_that_others_can_read_is_closed_to_them(full_store: Kept, mode: int) -> None:
+    before = full_store.state()
+    full_store.close()
+    full_store.path.chmod(mode)
+    after = full_store.restart()
+    assert after.state() == before
+    assert after.persistence.former_mode == mode
+    assert after.path.stat().st_mode & 0o7777 == 0o600
+    assert after.restart().persistence.former_mode == 0
+
+
+def test_an_empty_file_that_others_can_read_is_closed_to_them(path: Path) -> None:
+    path.touch()
+    path.chmod(0o644)
+    kept = Kept(path)
+    assert kept.report.fresh
+    assert kept.persistence.former_mode == 0o644
+    assert path.stat().st_mode & 0o777 == 0o600
+    kept.close()
+
+
+def test_a_refused_file_keeps_its_permissions(path: Path) -> None:
+    path.write_bytes(b"something else")
+    path.chmod(0o644)
+    refused(path, lambda: Kept(path), "not an arena file")
+    assert path.stat().st_mode & 0o777 == 0o644
+
+
+@pytest.mark.parametrize("leads", ["nowhere", "to a file", "to an arena file"])
+def test_a_symbolic_link_is_refused(path: Path, directory: Path, leads: str) -> None:
+    target = directory / "target"
+    if leads == "to a file":
+        target.write_bytes(b"precious")
+    elif leads == "to an arena file":
+        Kept(target).close()
+    content = target.read_bytes() if target.exists() else None
+    path.symlink_to(target)
+    refused(path, lambda: Kept(path), "is a symbolic link; remove it, or choose another --arena-file")
+    assert (target.read_bytes() if target.exists() else None) == content
+
+
 def test_too_small_a_file_system_is_found_at_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full_disk(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -9,6 +9,7 @@ import os
 import secrets
 import stat
 from collections.abc import Mapping
+from typing import Final
 
 from . import codec
 from .errors import ArenaFileError, DamageError
@@ -16,6 +17,7 @@ from .geometry import PAGE, Geometry
 from .superblock import Superblock
 
 _REMOVE = "remove the file to start empty (the records in it are then lost)"
+_MODE: Final = 0o600
 
 
 class ArenaFile:
@@ -25,6 +27,7 @@ class ArenaFile:
         epoch: the store's; that of the process before, when its state is in the file.
         fresh: the file was made just now, and is empty.
         former_boot: the file was of an earlier boot of the machine, and was made anew.
+        former_mode: permissions that let others read the file, which are taken away; 0 when it had none such.
         memory: all of it, writable.
     """
 
@@ -33,10 +36,12 @@ class ArenaFile:
         self.path = path
         self.geometry = geometry
         self.fresh = self.former_boot = False
+        self.former_mode = 0
         self._fd = _open(path)
         try:
             _lock(self._fd, path)
             found = self._read(boot)
+            self._close_to_others()
             self.epoch = secrets.token_hex(8) if found is None else found.epoch
             if found is None:
                 self._make(boot)
@@ -72,6 +77,13 @@ class ArenaFile:
             self.former_boot = True
             return None
         return found
+
+    def _close_to_others(self) -> None:
+        """Before a record goes in: an operator's `touch`, or a copy, leaves a file that all can read."""
+        mode = stat.S_IMODE(os.fstat(self._fd).st_mode)
+        if mode & 0o077:
+            os.fchmod(self._fd, _MODE)
+            self.former_mode = mode
 
     def _compare(self, made_with: Mapping[str, object]) -> None:
         wanted = self.geometry.settings
@@ -153,8 +165,13 @@ def allocated(path: str) -> int:
 
 def _open(path: str) -> int:
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK, 0o600)
+        # No link is followed: in a directory of all users, one of theirs would say where the records go.
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK | os.O_NOFOLLOW, _MODE)
     except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise ArenaFileError(
+                f"{path} is a symbolic link; remove it, or choose another --arena-file: the path that it leads to"
+            ) from None
         raise ArenaFileError(f"cannot open {path}: {error.strerror}; choose another --arena-file") from None
     status = os.fstat(fd)
     trouble = None

@@ -41,6 +41,7 @@ class Persistence:
 
     Attributes:
         epoch: for the store and its tokens: the former one, unless the store starts empty.
+        former_mode: permissions of the file that let others read it and were taken away; else 0.
         arena: for the store and its rules.
         journal: one of the observers of its rules; `commit` it before the store's lock is given back.
     """
@@ -59,6 +60,7 @@ class Persistence:
         geometry = Geometry(layout, slots, policy.tombstones, policy.producers)
         self._file = ArenaFile(path, geometry, boot_id() if boot is None else boot)
         self.epoch = self._file.epoch
+        self.former_mode = self._file.former_mode
         self.journal = Journal(self._file, policy.tombstones, policy.producers, complain)
         self.arena = FileArena(slots, layout, self._file, self.journal)
 
