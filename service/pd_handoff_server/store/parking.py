@@ -50,10 +50,12 @@ class Parking(Core):
             return self._waiting.remove(waiter)  # leaving serves whoever stood behind it
 
     def _finish(self, waiter: Waiter, result: Any) -> None:
+        done = waiter.done
         if self._waiting.remove(waiter):
             if isinstance(result, Refusal):
                 result.key = waiter.keys[0]
-            self._answers.append((waiter.done, result))
+                result.__traceback__ = None  # which holds all that was going on where it was raised
+            self._answers.append((done, result))
 
     # -- after each change ---------------------------------------------------------------------------------------------
 
@@ -134,7 +136,7 @@ class Parking(Core):
                 result = self._grant_put(waiter.specs[0], waiter.draft, barge=barge)
         except Refusal as refused:
             if refused.reason == "ARENA_FULL":
-                return refused
+                return refused.with_traceback(None)  # else it would hold the frame that it is returned to: a cycle
             result = refused
         self._finish(waiter, result)
         if not isinstance(result, Refusal):

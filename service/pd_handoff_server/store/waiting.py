@@ -13,6 +13,10 @@ from pd_handoff_server.lifecycle.model import Key, Spec
 from .interface import Done
 
 
+def _nobody(result: Any) -> None:
+    """Who is told when the caller has been, or has gone."""
+
+
 class Waiter:
     """A parked call. `deadline` is the monotonic moment in nanoseconds at which it gives up.
 
@@ -35,6 +39,10 @@ class Waiter:
     def cancel(self) -> bool:
         """Give up; True when it had not been answered."""
         return self._cancel(self)
+
+    def let_go(self) -> None:
+        """Hold nothing of the call any more, which may be large: the deadlines drop what has ended only by and by."""
+        self.done = _nobody
 
 
 class Reader(Waiter):
@@ -74,6 +82,11 @@ class Claimant(Waiter):
         self.shelf: str | None = None
         self.serial = 0
         self.weight = 0 if draft is None else len(draft.image)
+
+    def let_go(self) -> None:
+        """See `Waiter`."""
+        super().let_go()
+        self.draft = None
 
 
 class Waiting:
@@ -121,7 +134,7 @@ class Waiting:
         self.deadlines.watch(waiter)
 
     def remove(self, waiter: Waiter) -> bool:
-        """Take a call out; False when it was out already."""
+        """Take a call out, which lets go of all that it held; False when it was out already."""
         held = self._by_key.get(waiter.keys[0])
         if held is None or waiter not in held:
             return False
@@ -137,6 +150,7 @@ class Waiting:
             self.claimants -= 1
             self._take_out(waiter)
         self.deadlines.forget(waiter)
+        waiter.let_go()
         return True
 
     # -- the queue for slots -------------------------------------------------------------------------------------------

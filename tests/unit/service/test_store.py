@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -242,3 +243,31 @@ def test_contents_are_shown_only_when_asked_for() -> None:
     store.reserve(OTHER)
     assert store.core.look_at(OTHER, True)[1] is None
     assert refusal_of(lambda: store.core.look_at(("", 99, 0), True)).reason == "HANDOFF_NOT_FOUND"
+
+
+def test_a_wait_that_is_over_holds_nothing_of_its_call() -> None:
+    """A caller's whole call hangs on what is told of the answer, and the deadlines keep what has ended for a while."""
+    store = Store()
+
+    class Caller:
+        """Whoever waits."""
+
+        def __call__(self, result: Any) -> None:
+            """The answer."""
+
+    def wait(call: Callable[[Caller], Any], over: Callable[[Any], object]) -> None:
+        caller = Caller()
+        here, parked = weakref.ref(caller), call(caller)
+        over(parked)
+        del caller
+        assert here() is None
+        parked.cancel()
+
+    wanted = ("", 9, 0)
+    for room in (ROOM, OTHER):
+        store.reserve(room)
+    for over in (lambda parked: parked.cancel(), lambda _: (store.clock.advance(11), store.core.tick())):
+        wait(lambda caller: store.core.get(wanted, 0, "r", True, 10 * SECOND, caller), over)
+        wait(lambda caller: store.core.put_reserving(Spec(wanted, "b"), make.full(), 10 * SECOND, caller), over)
+    assert store.core.waiting == 0
+    assert all(getattr(entry[2], "draft", None) is None for entry in store.core._waiting.deadlines._heap)
