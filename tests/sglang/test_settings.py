@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from pd_handoff.engines.sglang import RowShape, StoreLink, StoreMetadataBuffers,
 
 from examples.sglang.engine import load
 from tests.sglang.making import Made
-from tests.sglang.sides import SHAPE, Sides
+from tests.sglang.sides import SHAPE, Sides, decode_entry, real_buffers
 
 HIDDEN = torch.ones(16, dtype=torch.bfloat16)
 
@@ -128,3 +129,24 @@ def test_a_misspelt_policy_stops_a_node_at_its_start() -> None:
     )
     assert done.returncode != 0
     assert 'PD_HANDOFF_ADMISSION must be "reject" or "clamp", is \'Clamp\'' in done.stderr
+
+
+def test_a_mixture_of_changed_and_unchanged_nodes_hands_over_nothing_wrong(
+    upstream: Any, target: str, sides: Sides
+) -> None:
+    made = Made(token=7, room=320)
+    # Prefill has changed, decode has not: one row of 64 unused bytes arrives where SGLang has the token.
+    real, request = real_buffers(), made.request(computed=False)
+    addresses, _, rows = sides.prefill.get_buf_infos()
+    assert rows == real.get_buf_infos()[2][:1]
+    real.output_ids.zero_()
+    ctypes.memmove(real.get_buf_infos()[0][0], addresses[0], rows[0])
+    polls = [4]
+    upstream._apply_metadata_gate(polls, [decode_entry(request)], real)
+    assert polls == [3]  # until SGLang's own timeout
+    # And the reverse: nothing comes to the store.
+    buffers = StoreMetadataBuffers(1, 16, torch.bfloat16, 64, link=StoreLink(target, wait=0.2))
+    buffers.bind(0, request)
+    buffers.get_buf(0)
+    assert request.finished_reason.status_code == 504
+    buffers.close()
