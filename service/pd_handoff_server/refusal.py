@@ -83,6 +83,21 @@ def namespace_full(namespace: str, limit: int, held: int, retry_after: float) ->
     return refused
 
 
+def never_fits(wanted: int, slots_total: int, in_use: int, namespace: str | None = None) -> Refusal:
+    """More slots at once than there are, or with a namespace than it may hold: nothing to retry or to wait for."""
+    if namespace is None:
+        what = f"the store has {slots_total} slots"
+        option = "--slots"
+    else:
+        what = f"namespace {namespace!r} may hold {slots_total} slots"
+        option = "its --namespace-slots"
+    return Refusal(
+        "ARENA_FULL",
+        f"{what} and this asks for {wanted} at once: waiting does not help; split the batch, or raise {option}",
+        {"slots_total": str(slots_total), "in_use": str(in_use)},
+    )
+
+
 def too_many_waiters(limit: int, retry_after: float = 0.1) -> Refusal:
     """More parked calls than allowed."""
     return Refusal(

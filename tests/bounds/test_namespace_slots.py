@@ -16,7 +16,7 @@ from pd_handoff_server.store.interface import Parked
 from tests.support import records, requests
 from tests.support.caller import Pending
 from tests.support.clock import FakeClock
-from tests.support.failures import refused
+from tests.support.failures import HOPELESS, refused
 from tests.support.fixtures import Start
 from tests.support.local import LocalStore
 from tests.support.steps import Steps
@@ -153,13 +153,16 @@ def test_a_full_arena_and_a_used_up_quota(store: LocalStore, unary: Steps) -> No
 
 def test_what_can_never_fit_does_not_wait(start: Start) -> None:
     steps = start(slots=4, namespace_slots=("a=2", "none=0")).steps()
-    with refused("ARENA_FULL", slots_total=0, in_use=0):
+    with refused("ARENA_FULL", slots_total=0, in_use=0) as caught:
         steps.reserve(rp.HandoffKey(namespace="none", room=1), max_wait=60)
+    assert HOPELESS in caught.error.message
     with refused("ARENA_FULL", slots_total=0, in_use=0):
         steps.put_once(rp.HandoffKey(namespace="none", room=1), max_wait=60)
     three = pb.BatchReserveRequest(requests=[requests.reserve(a(room), max_wait=60) for room in range(3)])
-    with refused("ARENA_FULL", slots_total=2, in_use=0):
+    with refused("ARENA_FULL", slots_total=2, in_use=0) as caught:
         steps.caller.call("BatchReserve", three)
+    assert f"'a' may hold 2 slots and this asks for 3 at once: {HOPELESS}" in caught.error.message
+    assert "--namespace-slots" in caught.error.message
 
 
 def test_the_empty_namespace_can_have_a_quota(start: Start) -> None:

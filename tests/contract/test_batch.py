@@ -9,7 +9,7 @@ from pd_handoff.v1 import metadata_store_pb2 as pb
 
 from tests.support import records, requests
 from tests.support.caller import Pending
-from tests.support.failures import CallFailed, check, of_status, refused
+from tests.support.failures import HOPELESS, CallFailed, check, of_status, refused
 from tests.support.local import LocalStore
 from tests.support.steps import Steps
 
@@ -135,9 +135,17 @@ def test_reserve_waits_no_longer_than_its_least_patient(unary: Steps, store: Loc
 
 @pytest.mark.settings(slots=2)
 def test_reserve_of_more_than_all_slots_does_not_wait(unary: Steps, store: LocalStore) -> None:
-    with refused("ARENA_FULL", slots_total=2):
-        reserve(unary, *(requests.reserve(room, max_wait=300) for room in range(3)))
+    for wait in (300, None):
+        with refused("ARENA_FULL", slots_total=2, in_use=0) as caught:
+            reserve(unary, *(requests.reserve(room, max_wait=wait) for room in range(3)))
+        assert HOPELESS in caught.error.message
+        assert "2 slots and this asks for 3" in caught.error.message
+        assert "--slots" in caught.error.message
     assert store.waiting == 0
+    with refused("ARENA_FULL") as caught:
+        reserve(unary, requests.reserve(1), requests.reserve(2))
+        unary.reserve(3)
+    assert HOPELESS not in caught.error.message
 
 
 # -- BatchPut ----------------------------------------------------------------------------------------------------------

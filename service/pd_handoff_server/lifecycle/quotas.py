@@ -38,10 +38,11 @@ class Quotas:
         limit = self.limits.get(namespace)
         return limit is None or self.held[namespace] + wanted <= limit
 
-    def hopeless(self, specs: Iterable[Spec]) -> bool:
-        """Whether these are over a limit by themselves, however long one waits."""
+    def hopeless(self, specs: Iterable[Spec]) -> tuple[str, int] | None:
+        """The namespace whose limit these exceed by themselves, however long one waits, and how many they are of it."""
         wanted = Counter(spec.key[0] for spec in specs)
-        return any(number > self.limits.get(namespace, number) for namespace, number in wanted.items())
+        over = ((name, number) for name, number in wanted.items() if number > self.limits.get(name, number))
+        return next(over, None)
 
     def exceeded(self, plans: Sequence[Plan], outdated: Callable[[Spec], Iterable[Handoff]]) -> str | None:
         """The namespace that these together would take over its limit; `outdated` are those that a Spec ends."""

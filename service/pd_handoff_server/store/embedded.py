@@ -46,8 +46,15 @@ class EmbeddedStore(Parking):
                 return self._park(Claimant(list(specs), self._until(max_wait), done, self._cancel, batch=True), origin)
 
     def _refuse_unless_waiting_helps(self, refused: Refusal, max_wait: int, specs: Sequence[Spec]) -> None:
-        if refused.reason != "ARENA_FULL" or self._lifecycle.quotas.hopeless(specs) or len(specs) > self._arena.slots:
+        if refused.reason != "ARENA_FULL":
             raise refused
+        quotas, slots = self._lifecycle.quotas, self._arena.slots
+        if len(specs) > slots:
+            raise refusal.never_fits(len(specs), slots, self._lifecycle.in_use)
+        over = quotas.hopeless(specs)
+        if over is not None:
+            namespace, number = over
+            raise refusal.never_fits(number, quotas.limits[namespace], quotas.held[namespace], namespace)
         if max_wait <= 0:
             shelf = self._waiting.shelf_before(specs)
             raise refused if shelf is None else self._lifecycle.full(shelf)
