@@ -96,6 +96,7 @@ class Scenario:
             "expire": lambda: self.later(61),
             "producers": lambda: [self.reserve(9, f"o{n}", attempt=n, producer=(f"p{n}", n)) for n in range(1, 7)],
             "forget": lambda: self.later(125),
+            "forget producers": lambda: self.later(3601),
             "put and damage": lambda: [self.reserve(10), self.put(10)],
             "damage": lambda: self.damage(10),
             "after damage": lambda: [self.reserve(11), self.put(11), self.get(11, "r"), self.reserve(11, "next")],

@@ -168,6 +168,45 @@ def test_more_producers_than_the_store_knows(path: Path) -> None:
     same(store).close()
 
 
+def test_a_forgotten_producer_stays_forgotten(kept: Kept) -> None:
+    reserve(kept, 1, producer=("p", 5))
+    reserve(kept, 2, producer=("q", 5))
+    kept.clock.advance(3000)
+    reserve(kept, 3, producer=("q", 5))
+    kept.clock.advance(601)
+    kept.store.tick()
+    after = same(kept)
+    assert after.state()["producers"] == [(("", "q"), 5)]
+    reserve(after, 1, producer=("p", 4))
+    same(after).close()
+
+
+def test_after_a_restart_a_producer_counts_as_just_seen(kept: Kept) -> None:
+    reserve(kept, 1, producer=("p", 5))
+    kept.clock.advance(3000)
+    after = same(kept)
+    after.clock.advance(3000)
+    with pytest.raises(Refusal) as refused:
+        reserve(after, 2, producer=("p", 4))
+    assert refused.value.reason == "PRODUCER_RESTARTED"
+    after.clock.advance(601)
+    reserve(after, 2, producer=("p", 4))
+    same(after).close()
+
+
+def test_many_producers_are_forgotten_at_one_moment(path: Path) -> None:
+    store = Kept(path, rules=policy(producers=5000))
+    for instance in range(4000):
+        handoff = reserve(store, instance, producer=(f"instance {instance}", 1))
+        store.store.release(("", instance, 0), handoff.token, "")
+    store = same(store)
+    assert len(store.state()["producers"]) == 4000
+    store.clock.advance(3601)
+    store.store.tick()
+    assert store.state()["producers"] == []
+    same(store).close()
+
+
 @pytest.mark.parametrize("tombstones", [0, 1, 2, 50])
 def test_the_ring_of_tombstones_goes_round(path: Path, tombstones: int) -> None:
     store = Kept(path, rules=policy(tombstones=tombstones))

@@ -55,6 +55,8 @@ class KilledPair(Pair):
         self.persistence.close()
         self.model.parked.clear()
         self.handles.clear()
+        epochs = self.model.epochs
+        self.model.epochs = {instance: (epoch, self.clock.monotonic()) for instance, (epoch, _) in epochs.items()}
         self._begin_process(self.lifecycle.slots.total)
         self.ledger.holders = {handoff.slot: handoff for handoff in self.lifecycle.handoffs()}
         self.check()

@@ -31,7 +31,8 @@ class Claims:
         self.wall = wall
         self.live: dict[Key, Live] = {}
         self.ended: list[Ended] = []
-        self.epochs: dict[tuple[str, str], int] = {}
+        self.epochs: dict[tuple[str, str], tuple[int, int]] = {}
+        """Of each instance the highest epoch, and when it last reserved something."""
         self.parked: dict[int, Parked] = {}
         self.draining = False
         self._completions = 0
@@ -71,6 +72,8 @@ class Claims:
         for live in [one for one in self.live.values() if one.until <= self.now()]:
             self.end(live, "COMPLETED" if live.state == "CONSUMED" else "EXPIRED")
         self.ended = [one for one in self.ended if one.forget_at > self.now()]
+        patience = max(self.times.lease_max, self.times.tombstone)
+        self.epochs = {one: known for one, known in self.epochs.items() if known[1] + patience > self.now()}
 
     def end(self, live: Live, how: str, failure: Failure | None = None) -> None:
         """Free the slot; superseded (`how` empty), nothing is remembered."""
@@ -163,7 +166,7 @@ class Claims:
     def _judge(self, ask: Ask) -> Verdict | Refused:
         answer = self._judge_attempt(ask)
         if ask.producer is not None:
-            known = self.epochs.get((ask.key[0], ask.producer[0]), 0)
+            known, _ = self.epochs.get((ask.key[0], ask.producer[0]), (0, 0))
             if ask.producer[1] < known:
                 old = refused("PRODUCER_RESTARTED")
                 return old | answer if isinstance(answer, Refused) else old
@@ -230,7 +233,8 @@ class Claims:
         for ask in asks:
             if ask.producer is not None:
                 instance = (ask.key[0], ask.producer[0])
-                self.epochs[instance] = max(self.epochs.get(instance, 0), ask.producer[1])
+                known, _ = self.epochs.get(instance, (0, 0))
+                self.epochs[instance] = max(known, ask.producer[1]), self.now()
         for live in self._outdated(asks):
             self.end(live, "RESTARTED")
         return tuple(self._grant_one(ask, verdict, verdicts) for ask, verdict in zip(asks, verdicts, strict=True))

@@ -247,3 +247,26 @@ def test_a_rival_for_a_consumed_room_does_not_overtake_the_first_in_line() -> No
     pair.check()
     assert {handoff.owner for handoff in pair.lifecycle.handoffs()} == {"y", "first"}
     assert pair.store.waiting == 1
+
+
+@pytest.mark.parametrize("tick", [True, False], ids=["the timer looks", "by traffic alone"])
+def test_a_producers_former_process_is_fenced_as_long_as_it_could_hold_anything(tick: bool) -> None:
+    """100 s are the longest lease here, and 120 s the tombstones' time: after those an epoch is forgotten."""
+    pair = Pair(2)
+    longest = Ask(ROOMS[0], "a", lease=100 * SECOND, producer=("p", 2))
+    pair.reserve([longest])
+    pair.clock.advance(99)
+    pair.reserve([longest])  # renewing is seeing it
+    for seconds in (101, 18):
+        pair.clock.advance(seconds)
+        if tick:
+            pair.tick()
+        assert pair.reserve([Ask(ROOMS[1], "b", producer=("p", 1))]).reason == "PRODUCER_RESTARTED"
+    pair.clock.advance(2)
+    if tick:
+        pair.tick()
+        assert pair.store.census().producers == 0
+    assert isinstance(pair.reserve([Ask(ROOMS[1], "b", producer=("p", 1))]), Handoff)
+    pair.reserve([Ask(ROOMS[2], "c", producer=("p", 2))])  # and the newer one still ends what that one reserved
+    assert pair.get(ROOMS[1]).reason == "PRODUCER_RESTARTED"
+    pair.check()

@@ -44,7 +44,7 @@ class Books:
         self.quotas = Quotas({}) if quotas is None else quotas
         self._live: dict[Key, Handoff] = {}
         self._tombstones = self.outcomes = Tombstones(policy.tombstones)
-        self._producers = Producers(policy.producers)
+        self._producers = Producers(policy.producers, policy.producer_time)
         self._deadlines: Deadlines[Handoff] = Deadlines()
         self.deadlines = self._deadlines
         self._consumed: OrderedDict[int, Handoff] = OrderedDict()  # by slot, oldest first
@@ -160,4 +160,5 @@ class Books:
         for tombstone in tombstones:
             self._tombstones.add(tombstone)
         for (namespace, instance_id), epoch in producers:
-            self._producers.accept((namespace, instance_id), epoch)
+            # When it was last seen is not kept: it counts from here, so that nobody is forgotten too early.
+            self._producers.accept((namespace, instance_id), epoch, self._clock.monotonic())

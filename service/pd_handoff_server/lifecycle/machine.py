@@ -9,6 +9,7 @@ from pd_handoff_server.refusal import Refusal
 
 from .admission import Plan, judge, outcome_refusal, refuse_latecomer
 from .books import Books
+from .deadlines import NEVER
 from .model import Failure, Handoff, Key, Outcome, Spec, State, Tombstone
 
 _SECOND = 1_000_000_000
@@ -147,7 +148,7 @@ class Lifecycle(Books):
             return
         instance_id, epoch = spec.producer
         outdated = self._outdated(spec)
-        if self._producers.accept((spec.key[0], instance_id), epoch):
+        if self._producers.accept((spec.key[0], instance_id), epoch, self._now):
             for observer in self._observers:
                 observer.producer_epoch(spec.key[0], instance_id, epoch)
         for handoff in outdated:
@@ -312,13 +313,15 @@ class Lifecycle(Books):
             for tombstone in self._tombstones.expire(now):
                 for observer in self._observers:
                     observer.forgotten(tombstone)
+        if self._producers.due <= now:
+            for instance in self._producers.expire(now):
+                for observer in self._observers:
+                    observer.producer_forgotten(*instance)
 
     def next_deadline(self) -> int | None:
         """The monotonic moment at or before which something ends by itself; None when nothing will."""
-        due, forget = self._deadlines.next(), self._tombstones.next()
-        if due is None or forget is None:
-            return forget if due is None else due
-        return min(due, forget)
+        due = min(self._deadlines.due, self._tombstones.due, self._producers.due)
+        return None if due == NEVER else due
 
     # -- ending --------------------------------------------------------------------------------------------------------
 

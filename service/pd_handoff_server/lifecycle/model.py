@@ -58,6 +58,12 @@ class Policy:
     tombstones: int
     producers: int = 65_536
 
+    @property
+    def producer_time(self) -> int:
+        """How long a producer is remembered that reserves nothing. By then every lease that it was granted is over, and
+        what became of its hand-offs' reservations is forgotten as well."""
+        return max(self.lease_max, self.tombstone_time)
+
     def grant(self, lease: int | None) -> int:
         """The lease that is granted when this one is asked for."""
         if lease is None:
@@ -191,6 +197,9 @@ class Observer:
 
     def producer_epoch(self, namespace: str, instance_id: str, epoch: int) -> None:
         """A producer's epoch was raised."""
+
+    def producer_forgotten(self, namespace: str, instance_id: str) -> None:
+        """A producer that reserved nothing for so long is no longer remembered."""
 
 
 def reader_mark(reader_id: str) -> bytes:

@@ -240,26 +240,30 @@ def unpack_tombstone(body: bytes, crc: int, position: int) -> Tombstone:
 # -- producers ---------------------------------------------------------------------------------------------------------
 
 _PRODUCER = struct.Struct("<IQBH")
+_NO_LONGER = 1 << 15  # beside the length of the instance's id: it is forgotten
 PRODUCER_MOST: Final = _PRODUCER.size + _NAMESPACE_MOST + _ID_MOST
 
 
-def pack_producer(namespace: str, instance_id: str, epoch: int) -> bytes:
-    """An entry of the log of producers."""
+def pack_producer(namespace: str, instance_id: str, epoch: int | None) -> bytes:
+    """An entry of the log of producers; without an epoch the instance is forgotten."""
     names = (namespace.encode(), instance_id.encode())
-    body = _PRODUCER.pack(0, epoch, len(names[0]), len(names[1]))[4:] + names[0] + names[1]
+    flag = _NO_LONGER if epoch is None else 0
+    body = _PRODUCER.pack(0, epoch or 0, len(names[0]), len(names[1]) | flag)[4:] + names[0] + names[1]
     return _CRC.pack(crc32(body)) + body
 
 
-def unpack_producer(data: memoryview) -> tuple[int, Producer]:
-    """(bytes taken, the producer) at the start of this piece. Raises DamageError."""
+def unpack_producer(data: memoryview) -> tuple[int, tuple[str, str], int | None]:
+    """(bytes taken, the instance, its epoch) at the start of this piece. Raises DamageError."""
     if len(data) < _PRODUCER.size:
         raise DamageError("a producer's epoch")
     crc, epoch, *lengths = _PRODUCER.unpack_from(data)
+    forgotten = lengths[1] & _NO_LONGER
+    lengths[1] ^= forgotten
     size = _PRODUCER.size + sum(lengths)
     if size > len(data) or crc32(data[4:size]) != crc:
         raise DamageError("a producer's epoch")
     namespace, instance_id = _cut(data[_PRODUCER.size : size], lengths)
-    return size, ((_text(namespace), _text(instance_id)), epoch)
+    return size, (_text(namespace), _text(instance_id)), None if forgotten else epoch
 
 
 # -- control -----------------------------------------------------------------------------------------------------------

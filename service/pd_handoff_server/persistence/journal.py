@@ -122,6 +122,11 @@ class Journal(Observer):
         self.producers.raise_epoch(namespace, instance_id, epoch)
         self._control_moved = True
 
+    def producer_forgotten(self, namespace: str, instance_id: str) -> None:
+        """See `Observer`."""
+        self.producers.forget(namespace, instance_id)
+        self._control_moved = True
+
     def freed(self, slot: int, generation: int) -> None:
         """A slot turned out to be free; its row is scrubbed with the next commit."""
         self._changed[slot] = None

@@ -11,6 +11,7 @@ from .geometry import Region
 from .redo import Write
 
 Instance = tuple[str, str]
+_PIECE = 4096  # bytes of a write: all that are forgotten at one moment may be too many for the redo region
 
 
 class ProducerLog:
@@ -31,15 +32,22 @@ class ProducerLog:
 
     def raise_epoch(self, namespace: str, instance_id: str, epoch: int) -> None:
         """Note a higher epoch, for the next commit."""
-        instance = (namespace, instance_id)
+        self._raise((namespace, instance_id), epoch)
+        self._news.append(codec.pack_producer(namespace, instance_id, epoch))
+
+    def _raise(self, instance: Instance, epoch: int) -> None:
         self._epochs[instance] = epoch
         self._epochs.move_to_end(instance)
         while len(self._epochs) > self._capacity:
             self._epochs.popitem(last=False)
-        self._news.append(codec.pack_producer(namespace, instance_id, epoch))
+
+    def forget(self, namespace: str, instance_id: str) -> None:
+        """Note that an instance is no longer remembered, for the next commit."""
+        if self._epochs.pop((namespace, instance_id), None) is not None:
+            self._news.append(codec.pack_producer(namespace, instance_id, None))
 
     def commit(self) -> list[Write]:
-        """What makes the notes last; `half` and `used` are to be kept with it."""
+        """What makes the notes last, in pieces; `half` and `used` are to be kept with it."""
         if not self._news:
             return []
         data = b"".join(self._news)
@@ -49,7 +57,7 @@ class ProducerLog:
             return []
         at = self._offset + self.half * self._room + self.used
         self.used += len(data)
-        return [(at, data)]
+        return [(at + start, data[start : start + _PIECE]) for start in range(0, len(data), _PIECE)]
 
     def _move(self) -> None:
         """Write what counts to the idle half, which nothing refers to until the control block does.
@@ -79,8 +87,10 @@ class ProducerLog:
         log = self._memory[start : start + used]
         at = 0
         while at < used:
-            size, (instance, epoch) = codec.unpack_producer(log[at:])
-            self._epochs[instance] = epoch
-            self._epochs.move_to_end(instance)
+            size, instance, epoch = codec.unpack_producer(log[at:])
+            if epoch is None:
+                self._epochs.pop(instance, None)
+            else:
+                self._raise(instance, epoch)
             at += size
         return list(self._epochs.items())

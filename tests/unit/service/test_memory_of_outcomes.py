@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pd_handoff_server.lifecycle.deadlines import NEVER
 from pd_handoff_server.lifecycle.model import Key, Outcome, Tombstone
 from pd_handoff_server.lifecycle.producers import Producers
 from pd_handoff_server.lifecycle.tombstones import Tombstones
@@ -152,37 +153,55 @@ def test_against_a_list(capacity: int, steps: list[tuple[str, int, int]]) -> Non
 
 
 def test_only_a_higher_epoch_raises() -> None:
-    producers = Producers(10)
+    producers = Producers(10, 100)
     assert producers.epoch(("", "p")) is None
-    assert producers.accept(("", "p"), 0) is True
-    assert producers.accept(("", "p"), 0) is False
-    assert producers.accept(("", "p"), 5) is True
-    assert producers.accept(("", "p"), 4) is False
+    assert producers.accept(("", "p"), 0, 0) is True
+    assert producers.accept(("", "p"), 0, 0) is False
+    assert producers.accept(("", "p"), 5, 0) is True
+    assert producers.accept(("", "p"), 4, 0) is False
     assert producers.epoch(("", "p")) == 5
 
 
 def test_instances_are_told_apart_by_namespace() -> None:
-    producers = Producers(10)
-    producers.accept(("a", "p"), 5)
-    producers.accept(("b", "p"), 2**64 - 1)
+    producers = Producers(10, 100)
+    producers.accept(("a", "p"), 5, 0)
+    producers.accept(("b", "p"), 2**64 - 1, 0)
     assert producers.epoch(("a", "p")) == 5
     assert producers.epoch(("b", "p")) == 2**64 - 1
     assert producers.epoch(("", "p")) is None
 
 
 def test_the_least_recently_seen_is_forgotten_first() -> None:
-    producers = Producers(2)
-    producers.accept(("", "a"), 1)
-    producers.accept(("", "b"), 1)
-    producers.accept(("", "a"), 1)  # seen again, though nothing was raised
-    producers.accept(("", "c"), 1)
+    producers = Producers(2, 100)
+    producers.accept(("", "a"), 1, 0)
+    producers.accept(("", "b"), 1, 0)
+    producers.accept(("", "a"), 1, 0)  # seen again, though nothing was raised
+    producers.accept(("", "c"), 1, 0)
     assert [instance for (_, instance), _ in producers] == ["a", "c"]
     assert producers.epoch(("", "b")) is None
 
 
 @pytest.mark.parametrize("capacity", [1, 3])
 def test_memory_is_bounded(capacity: int) -> None:
-    producers = Producers(capacity)
+    producers = Producers(capacity, 100)
     for number in range(100):
-        producers.accept(("", str(number)), number)
+        producers.accept(("", str(number)), number, 0)
         assert len(producers) <= capacity
+
+
+def test_a_producer_is_forgotten_when_it_was_not_seen_for_its_time() -> None:
+    producers = Producers(10, 100)
+    assert producers.due == NEVER
+    producers.accept(("", "a"), 5, 0)
+    producers.accept(("", "b"), 5, 10)
+    assert producers.due == 100
+    producers.accept(("", "a"), 4, 50)  # seen, though nothing was raised
+    assert producers.expire(100) == []
+    assert producers.due == 110
+    assert producers.expire(110) == [("", "b")]
+    assert (producers.epoch(("", "a")), producers.epoch(("", "b"))) == (5, None)
+    assert producers.due == 150
+    producers.accept(("", "c"), 1, 120)
+    assert producers.expire(1000) == [("", "a"), ("", "c")]
+    assert (len(producers), producers.due) == (0, NEVER)
+    assert producers.accept(("", "a"), 4, 1000) is True
