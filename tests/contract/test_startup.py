@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pd_handoff_server.rpc.sockets import AddressError, Places
 
 from tests.support import records
 from tests.support.fixtures import Launch, Start
@@ -77,6 +79,59 @@ def test_a_port_of_another_program(taken: int) -> None:
     assert run.returncode == EXIT_FAILED
     (message,) = refusals(run.stderr)
     assert f"127.0.0.1:{taken}" in message
+
+
+def loopbacks() -> list[str]:
+    """The addresses of `localhost` that this machine has."""
+    found = ["127.0.0.1"]
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET6) as trial:
+        trial.bind(("::1", 0))
+        found.append("::1")
+    return found
+
+
+@pytest.mark.parametrize("host", loopbacks())
+def test_half_of_a_name_is_not_enough(host: str, transport: str) -> None:
+    """Else callers of the name would reach this store or another, by the order in which they try its addresses."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as other:
+        other.bind((host, 0))
+        other.listen()
+        port = other.getsockname()[1]
+        run = run_serve("--listen", f"localhost:{port}", "--log-format", "json", *chosen(transport))
+    assert run.returncode == EXIT_FAILED
+    (message,) = refusals(run.stderr)
+    for part in (f"localhost:{port}", f"127.0.0.1:{port}", f"[::1]:{port}", "in use", "another --listen"):
+        assert part in message
+
+
+def test_all_of_a_name_is_served_on_one_port(start: Start) -> None:
+    store = start(listen=("localhost:0",))
+    (address,) = store.addresses
+    host, _, port = address.rpartition(":")
+    assert host == "localhost"
+    for host in loopbacks():
+        socket.create_connection((host, int(port)), 20).close()
+    assert store.steps().exchange(7) == records.full()
+
+
+def test_all_of_ipv6_is_not_had_beside_a_part_of_it(transport: str) -> None:
+    host = loopbacks()[-1]
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as other:
+        other.bind((host, 0))
+        other.listen()
+        address = f"[::]:{other.getsockname()[1]}"
+        run = run_serve("--listen", address, "--insecure", "--log-format", "json", *chosen(transport))
+    assert run.returncode == EXIT_FAILED
+    assert f"{address} is in use" in refusals(run.stderr)[0]
+
+
+def test_a_name_that_nobody_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nobody(*_: object, **__: object) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", nobody)
+    with pytest.raises(AddressError, match="^cannot serve store.example: Name or service not known; .* in numbers$"):
+        Places("store.example:50071")
 
 
 @pytest.mark.parametrize("what", ["a file", "no directory"])

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import grpc
 
-from .sockets import AddressError, SocketLock, explain
+from .sockets import AddressError, Places, SocketLock, join
 
 
 class Bindable(Protocol):
@@ -36,16 +36,25 @@ class Ports:
     def _bind(self, server: Bindable, address: str) -> str:
         if address.startswith("unix:"):
             self._locks.append(SocketLock(address.removeprefix("unix:").removeprefix("//")))
+            if not self._add(server, address, None):
+                raise AddressError(f"cannot serve {address}; check that its directory exists and can be written")
+            return address
+        hosts, port = Places(address).free()
+        for host in hosts:
+            bound = self._add(server, join(host, port), self._credentials)
+            if not bound:
+                raise AddressError(f"{join(host, port)} could be bound a moment ago and not by gRPC; start again")
+            port = bound
+        return f"{address.rpartition(':')[0]}:{port}"
+
+    @staticmethod
+    def _add(server: Bindable, address: str, credentials: grpc.ServerCredentials | None) -> int:
         try:
-            if self._credentials is None or address.startswith("unix:"):
-                port = server.add_insecure_port(address)
-            else:
-                port = server.add_secure_port(address, self._credentials)
+            if credentials is None:
+                return server.add_insecure_port(address)
+            return server.add_secure_port(address, credentials)
         except RuntimeError:
-            port = 0
-        if not port:
-            raise AddressError(explain(address))
-        return address if address.startswith("unix:") else f"{address.rpartition(':')[0]}:{port}"
+            return 0
 
     def release(self) -> None:
         """Let go of the sockets."""
