@@ -20,7 +20,7 @@ from pd_handoff_server.telemetry.exposition import Sources, StoreCollector
 from pd_handoff_server.telemetry.metrics import CallMetrics, Lives
 
 from tests.support import records, requests
-from tests.support.caller import UnaryCaller
+from tests.support.caller import Stream, UnaryCaller
 from tests.support.credentials import access_file, bearing
 from tests.support.failures import CallFailed
 from tests.support.fixtures import Start
@@ -29,9 +29,8 @@ from tests.support.waits import eventually
 from .conftest import Watched, scrape
 
 DOCUMENTATION = Path(__file__).parents[2] / "docs" / "metrics.md"
-FIXED = {"info", "serving", "capacity_slots", "row_bytes", "arena_bytes", "waiters_limit", "heap_bytes", "producers"}
-"""Gauges that say what a store is, and not how much of it is in use; and the memory of producers, which only goes when
-others need it."""
+FIXED = {"info", "serving", "capacity_slots", "row_bytes", "arena_bytes", "waiters_limit", "heap_bytes"}
+"""Gauges that say what a store is, and not how much of it is in use."""
 
 
 def test_case_21_gauges_come_back_to_zero_after_a_thousand_hand_offs(watched: Watched) -> None:
@@ -62,6 +61,9 @@ def test_case_21_gauges_come_back_to_zero_after_a_thousand_hand_offs(watched: Wa
         else:
             prefill.abort(room)
     store.advance(121)  # outcomes are forgotten
+    assert watched.value("tombstones") == 0
+    assert watched.value("producers") == 1
+    store.advance(3600)  # and by now no lease of a producer's former process can be left
     session.caller.close()
     eventually(lambda: watched.value("sessions") == 0, "the stream is over")
     after = watched.scrape()
@@ -193,6 +195,9 @@ def test_calls_by_method_and_reason(start: Start, tmp_path: Path) -> None:
     provoke(stranger, "ListHandoffs", admin_pb2.ListHandoffsRequest())
     provoke(caller, "BatchPut", pb.BatchPutRequest(requests=[requests.put(1, b"x"), requests.put(1, b"y")]))
 
+    with pytest.raises(EOFError):
+        Stream(watched.store.channel()).receive()
+
     def calls(method: str, reason: str) -> float:
         return watched.value("calls_total", method=method, reason=reason)
 
@@ -203,12 +208,39 @@ def test_calls_by_method_and_reason(start: Start, tmp_path: Path) -> None:
     assert calls("Get", "UNAUTHENTICATED") == 1
     assert calls("ListHandoffs", "UNAUTHENTICATED") == 1
     assert calls("BatchPut", "OK") == 1
+    assert calls("Session", "UNAUTHENTICATED") == 1
+    series = {name for name, labels in watched.scrape() if ("method", "Session") in labels}
+    assert series == {"pd_handoff_calls_total"}  # its calls are counted as their own methods'
     assert watched.value("batch_items_total", method="BatchPut", reason="STALE_RESERVATION") == 2
     size = requests.reserve(1).ByteSize()
     assert watched.value("received_bytes_total", method="Reserve") >= 2 * size
     assert watched.value("sent_bytes_total", method="Reserve") > 32
     assert watched.value("call_seconds_count", method="Reserve") == 4
     assert watched.value("call_seconds_bucket", method="Reserve", le="+Inf") == 4
+
+
+def test_every_series_of_a_method_can_move(watched: Watched) -> None:
+    caller = watched.store.steps().caller
+    one, other = requests.reserve(2), requests.put_once(3)
+    token = caller.call("Reserve", requests.reserve(1)).token
+    for method, request in (
+        ("Capabilities", pb.CapabilitiesRequest(required=pb.Widths(tokens=1))),
+        ("Put", requests.put(1, token)),
+        ("Get", requests.get(1)),
+        ("Release", pb.ReleaseRequest(key=requests.key(1), token=token)),
+        ("Abort", requests.abort(1)),
+        ("BatchReserve", pb.BatchReserveRequest(requests=[one])),
+        ("BatchPut", pb.BatchPutRequest(requests=[other])),
+        ("BatchGet", pb.BatchGetRequest(requests=[requests.get(3)])),
+        ("ListHandoffs", admin_pb2.ListHandoffsRequest(page_size=5)),
+        ("GetHandoff", admin_pb2.GetHandoffRequest(key=requests.key(3))),
+    ):
+        caller.call(method, request)
+    families = ("received_bytes_total", "sent_bytes_total", "call_seconds_count", "call_seconds_sum")
+    names = {f"pd_handoff_{family}" for family in families}
+    found = {key: value for key, value in watched.scrape().items() if key[0] in names}
+    assert {key[0] for key in found} == names
+    assert [key for key, value in found.items() if not value] == []
 
 
 def test_a_call_that_is_given_up(watched: Watched) -> None:

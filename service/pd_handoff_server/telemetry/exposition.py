@@ -16,6 +16,10 @@ from pd_handoff_server.store.interface import Store
 from .buckets import Buckets
 from .metrics import CallMetrics, Lives
 
+# Series that could never move are left out: a Session's calls are counted as their own methods', of the stream itself
+# only who was not let in; the answer to Release is empty.
+_NO_CALLS = frozenset({"Session"})
+_EMPTY_ANSWERS = frozenset({"Release"})
 _SLOT_STATES = ("free", "reserved", "published", "consumed", "quarantined")
 
 
@@ -107,8 +111,11 @@ class StoreCollector(Collector):
             now = method.copy()
             for reason, number in sorted(now.reasons.items()):
                 calls.add_metric((name, reason), number)
+            if name in _NO_CALLS:
+                continue
             received.add_metric((name,), now.received)
-            sent.add_metric((name,), now.sent)
+            if name not in _EMPTY_ANSWERS:
+                sent.add_metric((name,), now.sent)
             seconds.add_metric((name,), now.seconds.cumulative(), now.seconds.seconds)
         items = CounterMetricFamily(
             "pd_handoff_batch_items", "Items of batches answered, by reason.", labels=("method", "reason")
