@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from .arena.layout import Limits
 from .lifecycle.model import Policy
@@ -59,6 +60,20 @@ def switch(text: str) -> bool:
     if text.lower() in {"", "0", "false", "no", "off"}:
         return False
     raise ConfigError("must be yes or no")
+
+
+def endpoint(text: str) -> str:
+    """A collector's address, or nothing."""
+    wrong = ConfigError("must be http://host:port or https://host:port, of a collector that takes OTLP over gRPC")
+    try:
+        parts = urlsplit(text)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        raise wrong from None
+    bare = not (parts.username or parts.path.strip("/") or parts.query or parts.fragment)
+    if text and not (parts.scheme in {"http", "https"} and host and port and bare):
+        raise wrong
+    return text
 
 
 def word(text: str) -> str:
@@ -129,7 +144,9 @@ class Settings:
     max_connections: int = setting(4096, "connections to each address", least=1, most=1 << 20)
     max_streams: int = setting(4096, "calls in flight on a connection", least=1, most=1 << 20)
     metrics_listen: str = setting("", "address of the Prometheus metrics, host:port; left out: none", word)
-    otlp_endpoint: str = setting("", "where to send a span of each call, as http://host:4317; left out: nowhere", word)
+    otlp_endpoint: str = setting(
+        "", "where to send a span of each call, as http://host:4317; left out: nowhere", endpoint
+    )
     transport: str = setting(
         "auto",
         "how calls are carried; auto: fast where it works with the gRPC that is installed, else aio",
@@ -269,10 +286,10 @@ def _agree(settings: Settings) -> None:
     for address in settings.listen:
         if address.startswith("unix:"):
             _check_socket_path(address.removeprefix("unix:").removeprefix("//"))
-        elif not _is_host_port(address):
-            raise ConfigError(f"--listen must be host:port (port up to 65535) or unix:PATH, not {address!r}")
-    if settings.metrics_listen and not _is_host_port(settings.metrics_listen):
-        raise ConfigError(f"--metrics-listen must be host:port (port up to 65535), not {settings.metrics_listen!r}")
+        else:
+            _check_host_port("--listen", address, " or unix:PATH")
+    if settings.metrics_listen:
+        _check_host_port("--metrics-listen", settings.metrics_listen)
     settings.quotas()
     _agree_on_security(settings)
 
@@ -310,8 +327,27 @@ def _check_socket_path(path: str) -> None:
         )
 
 
-def _is_host_port(address: str) -> bool:
-    return bool(re.fullmatch(r"(.+):(\d{1,5})", address)) and int(address.rpartition(":")[2]) <= 65535
+def _check_host_port(name: str, address: str, other: str = "") -> None:
+    host, _, port = address.rpartition(":")
+    if re.fullmatch(r"[0-9]{1,5}", port) and int(port) <= 65535:
+        named = host and not set(host) & set(":[]")
+        if named or (host.startswith("[") and host.endswith("]") and _is_ipv6(host[1:-1])):
+            return
+    advice, bare = "", address.replace("[", "").replace("]", "")
+    host, _, port = bare.rpartition(":")
+    if _is_ipv6(host) and port.isdecimal():
+        advice = f"; put IPv6 in brackets: [{host}]:{port}"
+    elif _is_ipv6(bare):
+        advice = f"; put IPv6 in brackets: [{bare}]:PORT"
+    raise ConfigError(f"{name} must be host:port (port up to 65535){other}, not {address!r}{advice}")
+
+
+def _is_ipv6(text: str) -> bool:
+    try:
+        ipaddress.IPv6Address(text)
+    except ValueError:
+        return False
+    return True
 
 
 def is_loopback(address: str) -> bool:

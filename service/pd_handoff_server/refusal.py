@@ -20,10 +20,11 @@ class Refusal(Exception):  # noqa: N818 - it is an answer, not an error of ours
         violations: (field path, what is wrong) pairs of a malformed request.
         key, owner: of the hand-off that the call was about, where they are known; for events, never sent.
         retry_after: seconds after which a retry makes sense, or None when it does not.
+        caller: of PERMISSION_DENIED, the name of who called; for events, never sent.
         quota: of ARENA_FULL, the namespace that has used up its slots; None when there are no slots at all.
     """
 
-    __slots__ = ("key", "message", "metadata", "owner", "quota", "reason", "retry_after", "violations")
+    __slots__ = ("caller", "key", "message", "metadata", "owner", "quota", "reason", "retry_after", "violations")
 
     def __init__(
         self,
@@ -42,6 +43,7 @@ class Refusal(Exception):  # noqa: N818 - it is an answer, not an error of ours
         self.retry_after = retry_after
         self.key: tuple[str, int, int] | None = None
         self.owner = ""
+        self.caller = ""
         self.quota: str | None = None
 
 
@@ -219,6 +221,8 @@ def unauthenticated() -> Refusal:
     return Refusal("UNAUTHENTICATED", "no valid credentials")
 
 
-def permission_denied() -> Refusal:
-    """Credentials that do not allow this; nothing else is told."""
-    return Refusal("PERMISSION_DENIED", "not permitted")
+def permission_denied(caller: str = "") -> Refusal:
+    """Credentials that do not allow this; nothing else is told. `caller` is for events."""
+    refused = Refusal("PERMISSION_DENIED", "not permitted")
+    refused.caller = caller
+    return refused

@@ -14,6 +14,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from pd_handoff.v1 import admin_pb2
 from pd_handoff.v1 import metadata_store_pb2 as pb
 from pd_handoff.v1 import record_pb2 as rp
+from structlog.testing import capture_logs
 
 from tests.support import records, requests
 from tests.support.caller import Caller, SessionCaller
@@ -82,6 +83,31 @@ def test_strangers_learn_nothing(store: LocalStore, connect: Connect) -> None:
         session = SessionCaller(store.channel())
         assert session.stream.ended.result(20) is UNAUTHENTICATED
         session.close()
+
+
+def test_the_log_has_the_name_of_who_may_not(start: Start, token_file: Path, connect: Connect) -> None:
+    with capture_logs() as captured:
+        store = start(token_file=str(token_file))
+        for caller in (connect(store, TOKENS["decode"]), connect(store, TOKENS["decode"], kind="session")):
+            assert bare(caller, "Reserve", requests.reserve(1)) is DENIED
+        llama = connect(store, LLAMA)
+        assert bare(llama, "Reserve", requests.reserve(key("other"))) is DENIED
+        assert bare(llama, "ListHandoffs", admin_pb2.ListHandoffsRequest(namespace="other")) is DENIED
+        assert bare(llama, "GetHandoff", admin_pb2.GetHandoffRequest(key=key("other"))) is DENIED
+        assert bare(connect(store, None), "Reserve", requests.reserve(1)) is UNAUTHENTICATED
+    told = [
+        (event["event"], event["method"], event.get("caller"))
+        for event in captured
+        if event["event"] in {"denied", "refused"}
+    ]
+    assert told == [
+        ("denied", "Reserve", "decode-0"),
+        ("refused", "Reserve", "decode-0"),  # in a Session, which it may open
+        ("refused", "Reserve", "llama-0"),
+        ("refused", "ListHandoffs", "llama-0"),
+        ("refused", "GetHandoff", "llama-0"),
+        ("denied", "Reserve", None),
+    ]
 
 
 def test_credentials_come_before_the_form_of_the_request(store: LocalStore, connect: Connect, kind: str) -> None:

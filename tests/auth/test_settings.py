@@ -18,7 +18,8 @@ def test_plaintext_where_only_this_machine_reaches(address: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "address", ["0.0.0.0:1", "[::]:1", "10.0.0.1:1", "store.example:1", "localhost.example:1", "dns:localhost:1", "*:1"]
+    "address",
+    ["0.0.0.0:1", "[::]:1", "10.0.0.1:1", "store.example:1", "localhost.example:1", "[fe80::1%eth0]:1", "*:1"],
 )
 def test_plaintext_beyond_this_machine_must_be_asked_for(address: str) -> None:
     with pytest.raises(ConfigError, match="--insecure"):
@@ -52,6 +53,64 @@ def test_metrics_beyond_this_machine_must_be_asked_for() -> None:
 def test_settings_that_contradict_each_other(given: dict[str, object], what: str) -> None:
     with pytest.raises(ConfigError, match=what):
         config.load(given, {})
+
+
+@pytest.mark.parametrize(
+    ("address", "advice"),
+    [
+        ("::1:52111", "put IPv6 in brackets: [::1]:52111"),
+        ("::1:5211", "put IPv6 in brackets: [::1]:5211"),
+        ("[::1", "put IPv6 in brackets: [::1]:PORT"),
+        ("[::1]", "put IPv6 in brackets: [::1]:PORT"),
+        ("::", "put IPv6 in brackets: [::]:PORT"),
+        ("2001:db8::2:50071", "put IPv6 in brackets: [2001:db8::2]:50071"),
+        ("[::1]:65536", "put IPv6 in brackets"),
+        ("[localhost]:1", ""),
+        ("dns:localhost:1", ""),
+        ("localhost", ""),
+        (":1", ""),
+        ("localhost:65536", ""),
+        ("127.0.0.1:1x", ""),
+    ],
+)
+@pytest.mark.parametrize("name", ["listen", "metrics_listen"])
+def test_an_address_is_host_and_port(name: str, address: str, advice: str) -> None:
+    given = {name: [address] if name == "listen" else address, "insecure": "yes"}
+    with pytest.raises(ConfigError, match=rf"^--{name.replace('_', '-')} must be host:port") as caught:
+        config.load(given, {})
+    assert advice in str(caught.value)
+    assert bool(advice) == ("brackets" in str(caught.value))
+
+
+@pytest.mark.parametrize("text", ["http://127.0.0.1:4317", "https://collector.example:4317/", "http://[::1]:4317"])
+def test_a_collector_that_spans_can_go_to(text: str) -> None:
+    assert config.load({"otlp_endpoint": text}, {}).otlp_endpoint == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "foo",
+        "https://",
+        "http://collector",
+        "ftp://x",
+        "ftp://x:4317",
+        "collector:4317",
+        "http://:4317",
+        "http://x:99999",
+        "http://x:port",
+        "http://[::1:4317",
+        "http://x:4318/v1/traces",
+        "http://user@x:4317",
+        "unix:/x",
+    ],
+)
+def test_a_collector_that_spans_cannot_go_to(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"^--otlp-endpoint must be http://host:port or https://host:port") as caught:
+        config.load({"otlp_endpoint": text}, {})
+    assert repr(text) in str(caught.value)
+    with pytest.raises(ConfigError, match=r"^PD_HANDOFF_OTLP_ENDPOINT must be"):
+        config.load({}, {"PD_HANDOFF_OTLP_ENDPOINT": text})
 
 
 def test_quotas() -> None:

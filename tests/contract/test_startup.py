@@ -130,7 +130,7 @@ def test_a_name_that_nobody_knows(monkeypatch: pytest.MonkeyPatch) -> None:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
     monkeypatch.setattr(socket, "getaddrinfo", nobody)
-    with pytest.raises(AddressError, match="^cannot serve store.example: Name or service not known; .* in numbers$"):
+    with pytest.raises(AddressError, match=r"^cannot serve store.example: Name or service not known; .* in numbers$"):
         Places("store.example:50071")
 
 

@@ -323,6 +323,7 @@ def test_a_second_store_on_the_same_port_says_so(watched: Watched, launch: Calla
     other = launch(wait=False, metrics_listen=watched.address)
     assert other.exit_code(60) == 1
     assert any("cannot serve metrics" in str(event) for event in other.events)
+    assert any("another --metrics-listen" in str(event) for event in other.events)
 
 
 def test_a_census_adds_up(watched: Watched) -> None:

@@ -54,8 +54,8 @@ class Admin:
         namespaces = None if principal is None else principal.namespaces("ListHandoffs")
         found: Violations = []
         if request.HasField("namespace"):
-            if namespaces is not None and request.namespace not in namespaces:
-                raise refusal.permission_denied()
+            if principal is not None and namespaces is not None and request.namespace not in namespaces:
+                raise refusal.permission_denied(principal.name)
             key = record_pb2.HandoffKey(namespace=request.namespace, room=0)
             namespaces = frozenset((requests.key_of(key, found)[0],))
         after = 0

@@ -163,7 +163,8 @@ class Authorizer:
         try:
             principal = self.principal(approach)
             if not principal.may(method.rpartition("/")[2]):
-                raise Denied(grpc.StatusCode.PERMISSION_DENIED, refusal.permission_denied().message)
+                message = refusal.permission_denied().message
+                raise Denied(grpc.StatusCode.PERMISSION_DENIED, message, principal.name)
         except Denied as denied:
             self._denied(method, approach, denied)
             raise
@@ -231,7 +232,7 @@ class Authorizer:
             if principal.edition.over:
                 principal = call.principal = self._again(call)
             if not principal.may(method):
-                raise refusal.permission_denied()
+                raise refusal.permission_denied(principal.name)
             return handler(data, call, done)
 
         return handle

@@ -73,7 +73,7 @@ class Call:
     def permit(self, method: str, namespace: str) -> None:
         """Raises Refusal PERMISSION_DENIED unless the caller may call the method for this namespace."""
         if self.principal is not None and not self.principal.permits(method, namespace):
-            raise refusal.permission_denied()
+            raise refusal.permission_denied(self.principal.name)
 
     def patience(self, max_wait: int) -> int:
         """How long to wait, in nanoseconds: a little less than the caller does, so that it learns the reason."""

@@ -30,12 +30,14 @@ class Denied(Exception):  # noqa: N818 - an answer, as a Refusal is
     Attributes:
         code: UNAUTHENTICATED or PERMISSION_DENIED.
         message: for the caller.
+        caller: its name, where it is known; for events, never sent.
     """
 
-    def __init__(self, code: grpc.StatusCode, message: str) -> None:
+    def __init__(self, code: grpc.StatusCode, message: str, caller: str = "") -> None:
         super().__init__(message)
         self.code = code
         self.message = message
+        self.caller = caller
 
 
 Guard = Callable[[str, Approach], Principal]

@@ -104,7 +104,10 @@ class EventLog(Observer):
 
     def denied(self, method: str, approach: Approach, denied: Denied) -> None:
         """A caller was not let in."""
-        self._tell(self._log.warning, "denied", method.rpartition("/")[2], approach, code=denied.code.name)
+        facts = {"code": denied.code.name}
+        if denied.caller:
+            facts["caller"] = denied.caller
+        self._tell(self._log.warning, "denied", method.rpartition("/")[2], approach, **facts)
 
     def _tell(self, write: Any, event: str, method: str, approach: Approach | None, **facts: Any) -> None:
         """Callers can bring these about at will: write so many a second, and count the others."""
@@ -133,6 +136,8 @@ def _refusal_facts(refused: Refusal) -> dict[str, Any]:
     facts: dict[str, Any] = {"reason": refused.reason}
     if refused.key is not None:
         facts["key"] = key_text(refused.key)
+    if refused.caller:
+        facts["caller"] = refused.caller
     if refused.owner:
         facts["owner"] = refused.owner
     if "state" in refused.metadata:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -82,7 +83,7 @@ class Scrape:
             family, _, _, _, where = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
             self._server = _Server((str(where[0]), int(where[1])), family, registry)
         except OSError as error:
-            raise AddressError(f"cannot serve metrics on {address}: {error.strerror or error}") from None
+            raise AddressError(_trouble(address, error)) from None
         self.address = f"{host}:{self._server.server_address[1]}"
         self._thread = threading.Thread(target=self._server.serve_forever, name="pd-handoff-metrics", daemon=True)
 
@@ -96,3 +97,10 @@ class Scrape:
             self._server.shutdown()
             self._thread.join()
         self._server.server_close()
+
+
+def _trouble(address: str, error: OSError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        what = "it is in use, perhaps by another store's metrics; stop it or choose another --metrics-listen"
+        return f"cannot serve metrics on {address}: {what}"
+    return f"cannot serve metrics on {address}: {error.strerror or error}; choose another --metrics-listen"

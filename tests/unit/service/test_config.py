@@ -91,7 +91,8 @@ def text_of(spec: Field[Any]) -> str:
     if isinstance(spec.default, bool):
         return "no" if spec.default else "yes"
     if isinstance(spec.default, str):
-        return "localhost:1" if spec.name == "metrics_listen" else "some/where"
+        special = {"metrics_listen": "localhost:1", "otlp_endpoint": "http://localhost:1"}
+        return special.get(spec.name, "some/where")
     default: float = getattr(Settings(), spec.name)
     return str(default + 1 if meta["most"] is None or default < meta["most"] else default - 1)
 
