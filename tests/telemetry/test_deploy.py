@@ -15,6 +15,9 @@ from typing import Any
 import pytest
 import yaml
 from pd_handoff_server import config
+from pd_handoff_server.arena.layout import Layout
+from pd_handoff_server.lifecycle import Policy
+from pd_handoff_server.persistence.geometry import Geometry
 from pd_handoff_server.probe import main as probe
 from pd_handoff_server.rpc.errors import CODES
 from pd_handoff_server.telemetry.metrics import CANCELLED, OK
@@ -175,6 +178,34 @@ def test_the_kubernetes_manifest_starts_a_store_that_asks_for_certificates() -> 
     assert str(ports["metrics"]) == settings.metrics_listen.rpartition(":")[2]
 
 
+def size_of(quantity: str) -> int:
+    """Bytes of a Kubernetes quantity."""
+    number, unit = re.fullmatch(r"(\d+)(Ki|Mi|Gi)", quantity).groups()  # type: ignore[union-attr]
+    return int(number) << {"Ki": 10, "Mi": 20, "Gi": 30}[unit]
+
+
+def arena_file_size(settings: config.Settings) -> int:
+    """The most bytes that it may take."""
+    return Geometry(
+        Layout(settings.limits()), settings.slots, settings.tombstones, Policy(0, 0, 0, 0, 0, 0, 0).producers
+    ).size
+
+
+def test_the_manifests_arena_file_outlives_the_container_and_counts_as_its_memory() -> None:
+    documents = yaml.safe_load_all((DEPLOY / "kubernetes" / "pd-handoff.yaml").read_text())
+    (pod,) = (one["spec"]["template"]["spec"] for one in documents if one["kind"] == "StatefulSet")
+    (container,) = pod["containers"]
+    settings = settings_of(container["args"][1:], {})
+    mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+    (volume,) = (one for one in pod["volumes"] if one["name"] == mounts[str(Path(settings.arena_file).parent)])
+    assert volume["emptyDir"]["medium"] == "Memory"
+    volume_size = size_of(volume["emptyDir"]["sizeLimit"])
+    assert arena_file_size(settings) <= volume_size
+    rest = (500 << 20) + settings.max_waiting_bytes
+    assert size_of(container["resources"]["limits"]["memory"]) >= volume_size + rest
+    assert size_of(container["resources"]["requests"]["memory"]) >= arena_file_size(settings) + (500 << 20)
+
+
 def test_the_roles_of_the_manifest_are_read(tmp_path: Path) -> None:
     from pd_handoff_server.rpc.auth import AccessFile  # noqa: PLC0415
 
@@ -196,6 +227,33 @@ def test_the_unit_starts_a_store() -> None:
     assert settings.metrics_listen
     assert float(unit["Service"]["TimeoutStopSec"]) > settings.grace
     assert unit["Service"]["ExecStart"].endswith("pd-handoff serve")
+
+
+def test_the_units_arena_file_outlives_the_process() -> None:
+    text = (DEPLOY / "systemd" / "pd-handoff.service").read_text()
+    service = dict(line.split("=", 1) for line in text.splitlines() if re.match(r"(?!Environment)\w+=", line))
+    environment = dict(line.split("=", 2)[1:] for line in text.splitlines() if line.startswith("Environment="))
+    arena_file = Path(settings_of([], environment).arena_file)
+    assert arena_file.parent == Path("/run", service["RuntimeDirectory"])
+    assert service["RuntimeDirectoryPreserve"] == "restart"
+    assert not {"DynamicUser", "RemoveIPC"} & service.keys()  # these delete what a user has in /dev/shm
+    users = (DEPLOY / "systemd" / "pd-handoff.sysusers.conf").read_text()
+    assert re.search(rf"^u {service['User']} - ", users, re.MULTILINE)
+    assert service["Group"] == service["User"]
+
+
+def test_the_containers_arena_file_outlives_it() -> None:
+    text = (DEPLOY / "README.md").read_text()
+    (example,) = re.findall(r"^```\n(install -d .+?)^```", text, re.MULTILINE | re.DOTALL)
+    made, run = example.replace("\\\n", " ").strip().splitlines()
+    host = made.split()[-1]
+    assert re.search(rf"-o (\d+) -g \1 -m 0700 {host}$", made)
+    assert host.startswith("/dev/shm/")
+    (mounted,) = re.findall(rf"-v {host}:(\S+)", run)
+    settings = settings_of([], dict(re.findall(r"-e (PD_HANDOFF_\w+)=(\S+)", run)))
+    assert str(Path(settings.arena_file).parent) == mounted
+    limit = size_of(re.findall(r"--memory (\S+)", run)[0].replace("g", "Gi"))
+    assert limit >= arena_file_size(settings) + (500 << 20) + settings.max_waiting_bytes
 
 
 def test_the_image_starts_a_store() -> None:
