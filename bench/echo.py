@@ -39,12 +39,15 @@ def _fast(address: str, answers: dict[str, bytes]) -> None:
     from pd_handoff_server.rpc.fast.internals import Loop  # noqa: PLC0415
     from pd_handoff_server.rpc.fast.server import routes  # noqa: PLC0415
     from pd_handoff_server.rpc.gate import UNARY  # noqa: PLC0415
+    from pd_handoff_server.rpc.unread import Unread  # noqa: PLC0415
 
     def handler(answer: bytes) -> Any:
         return lambda data, call, done: answer
 
     calls = SimpleNamespace(handlers={name: handler(answers.get(name, b"")) for name in UNARY})
-    gate: Any = SimpleNamespace(guard=None, admit=lambda *_: None, calls=calls, ready_calls=lambda: calls)
+    gate: Any = SimpleNamespace(
+        guard=None, admit=lambda *_: None, calls=calls, ready_calls=lambda: calls, unread=Unread()
+    )
     server = grpc.server(futures.ThreadPoolExecutor(1), options=[("grpc.so_reuseport", 0)])
     port = server.add_insecure_port(address)
     Loop(server, routes(Front(gate, lambda *_: None)), lambda error: print(repr(error), file=sys.stderr)).start()

@@ -28,6 +28,7 @@ from .rpc.ports import Ports
 from .rpc.settings import channel_arguments
 from .rpc.sockets import AddressError
 from .rpc.transport import TransportError, make_transport
+from .rpc.unread import Unread
 from .security import secure
 from .store.interface import Store
 from .store.ticker import Ticker
@@ -52,7 +53,7 @@ class App:
         self.telemetry = Telemetry(settings, self.clock, self.log)
         self.events = self.telemetry.events
         self.security = secure(settings, self.events.renewed_file, self.events.doubtful_file, self.telemetry.denied)
-        self.gate = Gate(self.security.authorizer)
+        self.gate = Gate(self.security.authorizer, Unread(settings.max_unread_bytes))
         self.max_message = max_message_bytes(Layout(settings.limits()), settings.max_batch)
         ports = Ports(settings.listen, self.security.credentials)
         arguments = channel_arguments(self.max_message, settings.max_connections, settings.max_streams)
@@ -78,10 +79,20 @@ class App:
         ticker.start()
         self.store, self.ticker = store, ticker
         describer = Describer(__version__, self.settings.max_batch, self.max_message, self._features())
-        wraps = (*self.security.wraps, *self.telemetry.wraps)
-        calls = Calls(store, describer, self.settings.max_batch, wraps, self.telemetry.note_item, self.events.refused)
-        self.gate.open(calls, Admin(store, contents=self.settings.admin_contents, wraps=wraps))
-        self.telemetry.serving(store, calls)
+        unread, wraps = self.gate.unread, (*self.security.wraps, *self.telemetry.wraps)
+        calls = Calls(
+            store,
+            describer,
+            self.settings.max_batch,
+            wraps,
+            self.telemetry.note_item,
+            self.events.refused,
+            unread,
+            self.telemetry.note_refused,
+        )
+        admin = Admin(store, contents=self.settings.admin_contents, wraps=(unread.wrap, *wraps))
+        self.gate.open(calls, admin)
+        self.telemetry.serving(store, calls, lambda: unread.held)
         settle()
         await self.server.ready()
         facts = store.facts()

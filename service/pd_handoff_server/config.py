@@ -121,6 +121,9 @@ class Settings:
     max_waiting_bytes: int = setting(
         256 << 20, "bytes that waiting calls may hold: their requests, and the records of one-shot Puts", size, least=0
     )
+    max_unread_bytes: int = setting(
+        256 << 20, "bytes of answers that are kept for callers that do not read them", size, least=1
+    )
     namespace_slots: tuple[str, ...] = setting(
         (), "NAMESPACE=N: slots that hand-offs of a namespace may hold at a time; repeat for several", word
     )

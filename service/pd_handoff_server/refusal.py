@@ -120,6 +120,17 @@ def too_many_waiting_bytes(limit: int, retry_after: float = 0.1) -> Refusal:
     )
 
 
+def too_many_unread_bytes(limit: int, retry_after: float = 0.1) -> Refusal:
+    """The caller has not read enough of the answers that it was given."""
+    return Refusal(
+        "TOO_MANY_WAITERS",
+        f"answers that are not read hold up to {limit} bytes already, too many of them this caller's; read them and "
+        "retry, or raise --max-unread-bytes",
+        {"limit": str(limit)},
+        retry_after=retry_after,
+    )
+
+
 def handoff_exists(state: str, age_ms: int) -> Refusal:
     """The key is live under another owner."""
     return Refusal(

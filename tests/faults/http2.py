@@ -114,13 +114,17 @@ class Connection:
             yield kind, flags, stream, payload
 
     def settle(self, seconds: float) -> None:
-        """Read what comes for so long, or until the store hangs up."""
+        """Read what comes for so long, or until the store hangs up, and forget it."""
+        self.listen(seconds)
+        for _ in self.frames():
+            pass
+
+    def listen(self, seconds: float) -> None:
+        """Read what comes for so long, or until the store hangs up, for `frames`."""
         until = time.monotonic() + seconds
         while not self.closed and (left := until - time.monotonic()) > 0:
             if select.select([self._socket], [], [], left)[0]:
                 self._read()
-        for _ in self.frames():
-            pass
 
     def open_call(self, stream: int, method: str, *more: tuple[str, str | bytes], end: bool = False) -> bytes:
         """The frame that opens a call."""

@@ -112,12 +112,16 @@ def test_every_documented_series_moves_and_every_series_is_documented(watched: W
     steps.get(30, reader="d")
     steps.get(30, reader="d")
     steps.put_once(11, owner="prefill")
+    batch = pb.BatchGetRequest(requests=[requests.get(11), requests.get(405, max_wait=10)])
+    partly = steps.caller.start("BatchGet", batch)
+    eventually(lambda: watched.value("unread_bytes") > 0, "a batch holds what it has")
     look()
     steps.caller.call("BatchGet", pb.BatchGetRequest(requests=[requests.get(11), requests.get(404)]))
     store.core._arena.storage[:, 56:] ^= 1
     with pytest.raises(CallFailed):
         steps.get(11)
     store.advance(500)
+    assert len(partly.result().results) == 2
     look()
     store.app.telemetry.draining()
     look()
@@ -127,6 +131,15 @@ def test_every_documented_series_moves_and_every_series_is_documented(watched: W
     assert {_family(name) for name in moved if name.startswith("pd_handoff_")} == series - still
     documented = set(re.findall(r"^\| `(pd_handoff_\w+)`", DOCUMENTATION.read_text(), re.MULTILINE))
     assert {_plain(name) for name in documented} == series
+
+
+def test_messages_of_a_session_that_are_no_calls_are_counted(watched: Watched) -> None:
+    stream = Stream(watched.store.channel())
+    wait = pb.SessionRequest(call_id=1, get=requests.get(1, max_wait=60))
+    for request in (wait, wait, pb.SessionRequest(call_id=2)):
+        stream.send(request)
+    assert {stream.receive().call_id for _ in range(2)} == {1, 2}
+    assert watched.value("calls_total", method="Session", reason="INVALID_REQUEST") == 2
 
 
 def _family(name: str) -> str:

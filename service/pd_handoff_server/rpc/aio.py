@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import grpc
@@ -17,6 +18,7 @@ from .errors import INTERNAL
 from .gate import ADMIN, ADMIN_UNARY, STORE, UNARY, Gate
 from .guard import ContextApproach
 from .session import MAX_UNSENT, MAX_UNSENT_BYTES, Session
+from .unread import Unread
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -24,14 +26,18 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class _Completion:
     """Brings a completion, from whatever thread, to the coroutine that awaits it."""
 
-    __slots__ = ("_future", "_loop", "_thread")
+    __slots__ = ("_call", "_future", "_loop", "_thread", "_unread")
 
-    def __init__(self) -> None:
+    def __init__(self, unread: Unread, call: Call) -> None:
+        self._unread = unread
+        self._call = call
         self._loop = asyncio.get_running_loop()
         self._future: asyncio.Future[Any] = self._loop.create_future()
         self._thread = threading.get_ident()
 
     def __call__(self, result: Any) -> None:
+        # Here and not by the coroutine: thousands may be completed before the first of them goes on.
+        self._unread.hold(self._call, 0 if isinstance(result, Refusal) else len(result))
         if threading.get_ident() == self._thread:
             self._set(result)
         else:
@@ -88,15 +94,19 @@ def store_handlers(gate: Gate, streams: Streams, report: Report) -> grpc.Generic
 
 
 def _unary(gate: Gate, name: str) -> Callable[[bytes, Context], Awaitable[bytes]]:
-    method = f"/{STORE}/{name}"
+    method, unread = f"/{STORE}/{name}", gate.unread
 
     async def behave(request: bytes, context: Context) -> bytes:
         approach = ContextApproach(context)
         principal = gate.admit(method, approach)
         call = Call(context.time_remaining(), context.peer(), principal, approach)
-        completion = _Completion()
-        answer = gate.ready_calls().handlers[name](request, call, completion)
+        completion = _Completion(unread, call)
+        handler = gate.ready_calls().handlers[name]
+        unread.begin(call)
+        approach.when_over(partial(unread.end, call))
+        answer = handler(request, call, completion)
         if isinstance(answer, bytes):
+            unread.hold(call, len(answer))
             return answer
         try:
             result = await completion
@@ -113,7 +123,10 @@ def _unary(gate: Gate, name: str) -> Callable[[bytes, Context], Awaitable[bytes]
 class _Answers:
     """What a Session has to send, brought from whatever thread to the coroutine that sends it."""
 
-    def __init__(self) -> None:
+    def __init__(self, unread: Unread, holder: Call) -> None:
+        """`holder` stands for the stream where it is counted what is kept for callers that do not read."""
+        self._unread = unread
+        self._holder = holder
         self._queue: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._bytes = 0
         self._room = asyncio.Event()
@@ -121,6 +134,7 @@ class _Answers:
 
     def put(self, answer: bytes | None) -> None:
         """One more, from any thread; None after the last. They come out in this order."""
+        self._unread.hold_more(self._holder, len(answer or b""))
         if threading.get_ident() == self._thread:
             self._keep(answer)
         else:
@@ -130,11 +144,16 @@ class _Answers:
         self._bytes += len(answer or b"")
         self._queue.put_nowait(answer)
 
+    def close(self) -> None:
+        """What is here, and what comes yet, has nobody to go to."""
+        self._unread.end(self._holder)
+
     async def each(self) -> AsyncIterator[bytes]:
         """Until None."""
         while (answer := await self._queue.get()) is not None:
             yield answer
             self._bytes -= len(answer)
+            self._unread.hold_more(self._holder, -len(answer))
             if not self._piled():
                 self._room.set()
 
@@ -154,12 +173,13 @@ def _session(
     async def behave(requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
         approach = ContextApproach(context)
         principal = gate.admit(f"/{STORE}/Session", approach)
-        answers = _Answers()
+        holder = Call(None, context.peer(), principal, approach)
+        answers = _Answers(gate.unread, holder)
 
         def refused(method: str, refusal_: Refusal) -> None:
             report(method, approach, refusal_, None)
 
-        session = Session(gate.ready_calls(), answers.put, context.peer(), principal, approach, refused)
+        session = Session(gate.ready_calls(), answers.put, holder.peer, principal, approach, refused)
 
         def end() -> None:
             answers.put(None)
@@ -179,6 +199,7 @@ def _session(
             session.finish(end)
 
         streams.add(end)
+        gate.unread.begin(holder)
         receiving = asyncio.ensure_future(receive())
         try:
             async for answer in answers.each():
@@ -189,6 +210,7 @@ def _session(
             streams.discard(end)
             session.close()
             receiving.cancel()
+            answers.close()
 
     return behave
 

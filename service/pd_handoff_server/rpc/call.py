@@ -14,6 +14,7 @@ from pd_handoff_server.store.interface import Done, Parked
 
 from .guard import Approach
 from .principal import Principal
+from .unread import Account
 
 Answer = bytes | Parked
 Handler = Callable[[bytes, "Call", Done], Answer]
@@ -38,9 +39,21 @@ class Call:
         approach: the call as it came in, for its metadata; None when the transport keeps none.
         key, owner: of the hand-off, once the request is read; for events.
         weight: bytes of the request, set by handlers that may have to wait.
+        unread: bytes kept for it that its caller has not read; booked of them on this account. See `Unread`.
     """
 
-    __slots__ = ("approach", "key", "owner", "peer", "principal", "remaining", "weight")
+    __slots__ = (
+        "account",
+        "approach",
+        "booked",
+        "key",
+        "owner",
+        "peer",
+        "principal",
+        "remaining",
+        "unread",
+        "weight",
+    )
 
     def __init__(
         self,
@@ -56,6 +69,8 @@ class Call:
         self.key: Key | None = None
         self.owner = ""
         self.weight = 0
+        self.unread = self.booked = 0
+        self.account: Account | None = None
 
     @property
     def sharer(self) -> str:

@@ -23,6 +23,7 @@ from .call import Answer, Call, Handler, NoteItem, Report, Wrap, parse, wrapped
 from .capabilities import Describer
 from .errors import INTERNAL
 from .gathering import Gathering, Item
+from .unread import Unread
 
 
 class Calls:
@@ -31,6 +32,7 @@ class Calls:
     Attributes:
         handlers: of the unary methods.
         sessions: how many are open.
+        note_refused: see `__init__`.
     """
 
     def __init__(
@@ -41,12 +43,17 @@ class Calls:
         wraps: Sequence[Wrap] = (),
         note_item: NoteItem | None = None,
         report: Report | None = None,
+        unread: Unread | None = None,
+        note_refused: NoteItem | None = None,
     ) -> None:
         """`wraps` go around each handler, the first one innermost; `note_item` is told of each item of a batch, and
-        `report` of each refused one."""
+        `report` of each refused one. `unread` bounds what is kept for callers that do not read. `note_refused` is told
+        of what a Session refuses before it is a call."""
         self.sessions = 0
         self._note_item = note_item
         self._report = report
+        self._unread = Unread() if unread is None else unread
+        self.note_refused: Final = note_refused
         self._store = store
         self._describer = describer
         self._max_batch = max_batch
@@ -62,7 +69,7 @@ class Calls:
             "BatchPut": self.batch_put,
             "BatchGet": self.batch_get,
         }
-        self.handlers: Final[dict[str, Handler]] = wrapped(handlers, wraps)
+        self.handlers: Final[dict[str, Handler]] = wrapped(handlers, (self._unread.wrap, *wraps))
 
     def capabilities(self, data: bytes, call: Call, done: Done) -> Answer:
         """Limits, or a check against them."""
@@ -203,12 +210,17 @@ class Calls:
         later = done
         if wait:
             wait = call.patience(wait)
-            later = _then(self._get_bytes, done)
+            later = _then(partial(self._late_bytes, call), done)
         answer = self._store.get(key, request.attempt, reader_id, consume, wait, later, call)
         return self._get_bytes(answer) if isinstance(answer, Reading) else answer
 
     def _get_bytes(self, reading: Reading) -> bytes:
         return wire.get_response(reading, self._epoch)
+
+    def _late_bytes(self, call: Call, reading: Reading) -> bytes | Refusal:
+        """The answer to a Get that has waited. Thousands can wait for one record and have it all at once, so that their
+        callers' shares are looked at again; whoever is refused here can read again, as after a lost answer."""
+        return self._unread.over(call) or self._get_bytes(reading)
 
     def batch_get(self, data: bytes, call: Call, done: Done) -> Answer:
         """Many records; the answer comes when each has its answer."""
@@ -264,10 +276,10 @@ class Calls:
                 self._report(method, call.approach, refusal_, None)
 
         note = self._note_item and partial(self._note_item, method)
-        return Gathering(len(items), done, refused, note).run(items, one, call)
+        return Gathering(len(items), done, refused, note, self._unread).run(items, one, call)
 
 
-def _then(encode: Callable[[Any], bytes], done: Done) -> Done:
+def _then(encode: Callable[[Any], bytes | Refusal], done: Done) -> Done:
     """A completion that encodes a result first."""
 
     def complete(result: Any) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from pd_handoff_server import refusal
 
 from .admin import Admin
 from .call import Call
 from .calls import Calls
-from .guard import Approach, Guard
+from .guard import Approach, ContextApproach, Guard
 from .principal import Principal
+from .unread import Unread
 
 STORE = "pd_handoff.v1.MetadataStore"
 ADMIN = "pd_handoff.v1.MetadataStoreAdmin"
@@ -34,12 +37,14 @@ class Gate:
     Attributes:
         calls, admin: None while the store is not ready.
         guard: asked before each call of both services, None to let everybody in.
+        unread: bounds what is kept for callers that do not read.
     """
 
-    def __init__(self, guard: Guard | None = None) -> None:
+    def __init__(self, guard: Guard | None = None, unread: Unread | None = None) -> None:
         self.calls: Calls | None = None
         self.admin: Admin | None = None
         self.guard = guard
+        self.unread = Unread() if unread is None else unread
 
     def admit(self, method: str, approach: Approach) -> Principal | None:
         """Ask the guard, if there is one, about a call of this full method name. Raises Denied."""
@@ -63,6 +68,10 @@ class Gate:
         answer = self.admin.handlers[method](request, call, _never)
         if not isinstance(answer, bytes):
             raise TypeError(f"{method} must answer at once")
+        if isinstance(call.approach, ContextApproach):
+            self.unread.begin(call)
+            self.unread.hold(call, len(answer))
+            call.approach.when_over(partial(self.unread.end, call))
         return answer
 
 

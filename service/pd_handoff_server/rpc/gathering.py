@@ -14,6 +14,7 @@ from pd_handoff_server.store.interface import Done, Parked
 from . import wire
 from .call import Answer, Call
 from .errors import to_status
+from .unread import Unread
 
 Item = Callable[[Any, Call, Done, object], Answer]
 """Carries out one request, given where it stands in the batch as something to format."""
@@ -42,25 +43,37 @@ class Gathering:
     """
 
     def __init__(
-        self, items: int, done: Done, refused: Callable[[Refusal], None], note: Callable[[str], None] | None = None
+        self,
+        items: int,
+        done: Done,
+        refused: Callable[[Refusal], None],
+        note: Callable[[str], None] | None,
+        unread: Unread,
     ) -> None:
-        """`refused` is told why an item was refused, `note` the reason, or OK, of each that has its answer."""
+        """`refused` is told why an item was refused, `note` the reason, or OK, of each that has its answer; `unread` of
+        what is kept while others wait."""
         self.results: list[tuple[bytes, bytes] | None] = [None] * items  # framing, and what it frames
         self.parked: list[Parked] = []
         self._done = done
         self._refused = refused
         self._note = note
-        self._started = False
+        self._unread = unread
+        self._call: Call | None = None  # once some of its items wait
         self._finished = False
         self._lock = threading.Lock()
 
     def complete(self, index: int, result: bytes | Refusal) -> None:
         """An item that had to wait has its answer."""
-        self._keep(index, result)
-        if self._started:
+        kept = self._keep(index, result)
+        with self._lock:
+            call = None if self._finished else self._call
+            if call is not None:
+                self._unread.hold_more(call, kept)
+        if call is not None:
             self._try_finish()
 
-    def _keep(self, index: int, result: bytes | Refusal) -> None:
+    def _keep(self, index: int, result: bytes | Refusal) -> int:
+        """Note an item's answer; returns its size in bytes."""
         if isinstance(result, Refusal):
             self._refused(result)
             if result.reason == "INVALID_RECORD":  # the one judged where nobody knows of the batch
@@ -73,6 +86,7 @@ class Gathering:
             self._note(outcome)
         inner = tag + wire.varint(len(data))
         self.results[index] = b"\x0a" + wire.varint(len(inner) + len(data)) + inner, data
+        return len(data)
 
     def run(self, items: Iterable[Any], one: Item, call: Call) -> Answer:
         """Try each item; the answer if all have theirs, else what waits for the rest."""
@@ -91,14 +105,16 @@ class Gathering:
                 self._keep(index, answer)
             else:
                 self.parked.append(answer)
-        return self._start()
+        return self._start(call)
 
-    def _start(self) -> Answer:
+    def _start(self, call: Call) -> Answer:
         """All items have been tried: the answer if it is whole, else wait for the rest."""
         if not self.parked or None not in self.results:
             self._finished = True
             return self._whole()
-        self._started = True
+        with self._lock:
+            self._call = call
+            self._unread.hold(call, sum(len(result[1]) for result in self.results if result is not None))
         if None not in self.results:  # the last one came meanwhile, from another thread
             self._try_finish()
         return self

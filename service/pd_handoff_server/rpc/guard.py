@@ -59,3 +59,11 @@ class ContextApproach:
     def metadata(self) -> Sequence[tuple[str, str | bytes]]:
         """See `Approach`."""
         return self._context.invocation_metadata() or ()
+
+    def when_over(self, then: Callable[[], object]) -> None:
+        """Call this once the call is over: its answer is out, or its caller gone."""
+        context = self._context
+        if hasattr(context, "add_done_callback"):  # of grpc.aio
+            context.add_done_callback(lambda _: then())
+        elif not context.add_callback(then):  # it is over already
+            then()

@@ -15,18 +15,20 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from pd_handoff_server import refusal
+from pd_handoff_server.refusal import Refusal
 
 from .aio import Context, Streams
+from .call import Call
 from .errors import CODES, trailing
+from .unread import Unread
 
 _UNKNOWN: Final = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 
 M = TypeVar("M")
 
 
-async def _drained(context: Context) -> None:
-    """End a stream because the server stops."""
-    refused = refusal.draining()
+async def _refused(context: Context, refused: Refusal) -> None:
+    """End a stream."""
     await context.abort(CODES[refused.reason], refused.message, trailing(refused))
 
 
@@ -71,29 +73,40 @@ class Health:
         finally:
             self._watchers.discard(changed)
             self._streams.discard(changed.set)
-        await _drained(context)
+        await _refused(context, refusal.draining())
 
 
 class Reflection:
     """gRPC's own, until the server stops."""
 
-    def __init__(self, streams: Streams, names: Iterable[str]) -> None:
+    def __init__(self, streams: Streams, names: Iterable[str], unread: Unread) -> None:
         self._streams = streams
+        self._unread = unread
         self._servicer = reflection.aio.ReflectionServicer(names)
 
     async def info(
         self, requests: AsyncIterator[reflection_pb2.ServerReflectionRequest], context: Context
     ) -> AsyncIterator[reflection_pb2.ServerReflectionResponse]:
         """The handler of ServerReflectionInfo."""
-        stopped = asyncio.Event()
+        stopped, unread, holder = asyncio.Event(), self._unread, Call(None, context.peer())
+        refused = None
         self._streams.enter(stopped.set)
+        unread.begin(holder)
         try:
             async for answer in self._servicer.ServerReflectionInfo(_until(stopped, requests), context):
+                refused = unread.over(holder)
+                if refused is not None:
+                    break
+                unread.hold(holder, answer.ByteSize())
                 yield answer
+                unread.hold(holder, 0)
         finally:
+            unread.end(holder)
             self._streams.discard(stopped.set)
-        if stopped.is_set():
-            await _drained(context)
+        if refused is None and stopped.is_set():
+            refused = refusal.draining()
+        if refused is not None:
+            await _refused(context, refused)
 
 
 async def _until(stopped: asyncio.Event, requests: AsyncIterator[M]) -> AsyncIterator[M]:

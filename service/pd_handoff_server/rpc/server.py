@@ -35,7 +35,7 @@ class AioServer:
         self._streams = Streams()
         self._health = Health(self._streams)
         self._server.add_generic_rpc_handlers((store_handlers(gate, self._streams, report), admin_handlers(gate)))
-        told = Reflection(self._streams, REFLECTED)
+        told = Reflection(self._streams, REFLECTED, gate.unread)
         self._server.add_generic_rpc_handlers(
             (
                 health_handlers(self._health.check, self._health.watch),

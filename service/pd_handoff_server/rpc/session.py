@@ -14,7 +14,7 @@ from pd_handoff_server.refusal import Refusal
 from pd_handoff_server.store.interface import Parked
 
 from . import wire
-from .call import Call
+from .call import Call, Handler
 from .calls import Calls
 from .errors import INTERNAL, to_status
 from .guard import Approach
@@ -64,16 +64,9 @@ class Session:
     def receive(self, data: bytes) -> None:
         """Carry out one SessionRequest; its answer is sent now or later."""
         call_id, number, payload = split(data)
-        if call_id in self._parked:
-            what = [("call_id", f"{call_id} is still unanswered; use another")]
-            self._refuse(call_id, refusal.invalid("INVALID_REQUEST", what))
-            return
-        if len(self._parked) >= MAX_IN_FLIGHT:
-            self._refuse(call_id, refusal.too_many_waiters(MAX_IN_FLIGHT))
-            return
         handler = self._handlers.get(number)
-        if handler is None:
-            self._refuse(call_id, refusal.invalid("INVALID_REQUEST", [("call", "is required")]))
+        if handler is None or call_id in self._parked or len(self._parked) >= MAX_IN_FLIGHT:
+            self._turn_away(call_id, handler)
             return
         answered: list[Any] = []
 
@@ -94,6 +87,19 @@ class Session:
             self._answer(call_id, number, answer)
             return
         self._park(call_id, number, answer, answered)
+
+    def _turn_away(self, call_id: int, handler: Handler | None) -> None:
+        """Refuse what does not get as far as a handler, which would count it."""
+        if call_id in self._parked:
+            what = [("call_id", f"{call_id} is still unanswered; use another")]
+            refused = refusal.invalid("INVALID_REQUEST", what)
+        elif handler is None:
+            refused = refusal.invalid("INVALID_REQUEST", [("call", "is required")])
+        else:
+            refused = refusal.too_many_waiters(MAX_IN_FLIGHT)
+        if self._calls.note_refused is not None:
+            self._calls.note_refused("Session", refused.reason)
+        self._refuse(call_id, refused)
 
     def _park(self, call_id: int, number: int, parked: Parked, answered: list[Any]) -> None:
         with self._lock:

@@ -31,6 +31,7 @@ class Sources:
     calls: CallMetrics
     store: Store | None = None
     sessions: Callable[[], int] = int
+    unread: Callable[[], int] = int
     serving: bool = False
 
 
@@ -76,6 +77,7 @@ class StoreCollector(Collector):
         yield waiters
         yield _gauge("waiters_limit", "Calls that may wait in the store.", facts.max_waiters)
         yield _gauge("waiting_bytes", "Bytes held by calls that wait.", census.waiting_bytes)
+        yield _gauge("unread_bytes", "Bytes of answers that are not out, or not read.", self._sources.unread())
         yield _gauge("sessions", "Open Session streams.", self._sources.sessions())
         yield _gauge("tombstones", "Outcomes of ended hand-offs that are remembered.", census.tombstones)
         yield _gauge("producers", "Prefill processes whose epoch is remembered.", census.producers)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pd_handoff_server.config import Settings
@@ -31,6 +31,7 @@ class Telemetry:
         observers: for the lifecycle.
         wraps: for the handlers, the first one innermost.
         note_item: for the items of batches.
+        note_refused: for what is refused before it is a call.
     """
 
     def __init__(self, settings: Settings, clock: Clock, log: Any) -> None:
@@ -39,6 +40,7 @@ class Telemetry:
         self.observers: Sequence[Observer] = (self.events,)
         self.wraps: Sequence[Wrap] = (following,)
         self.note_item: NoteItem | None = None
+        self.note_refused: NoteItem | None = None
         self._sources: Sources | None = None
         self._scrape: Scrape | None = None
         self._spans: Any = None
@@ -48,6 +50,7 @@ class Telemetry:
             self.observers = (self.events, self._sources.lives)
             self.wraps = (self._sources.calls.wrap, following)
             self.note_item = self._sources.calls.note_item
+            self.note_refused = self._sources.calls.note_refused
         if settings.otlp_endpoint:
             self._spans = _spans(settings.otlp_endpoint)
             self.wraps = (*self.wraps, self._spans.wrap)
@@ -61,18 +64,19 @@ class Telemetry:
         """A caller was not let in."""
         self.events.denied(method, approach, denied)
         if self._sources is not None:
-            self._sources.calls.denied(method.rpartition("/")[2], denied.code.name)
+            self._sources.calls.note_refused(method.rpartition("/")[2], denied.code.name)
 
     def start(self) -> None:
         """The process lives: let it be scraped."""
         if self._scrape is not None:
             self._scrape.start()
 
-    def serving(self, store: Store, calls: Calls) -> None:
-        """The store is ready."""
+    def serving(self, store: Store, calls: Calls, unread: Callable[[], int]) -> None:
+        """The store is ready; `unread` tells how many bytes of answers are not out."""
         if self._sources is not None:
             self._sources.store = store
             self._sources.sessions = lambda: calls.sessions
+            self._sources.unread = unread
             self._sources.serving = True
 
     def draining(self) -> None:

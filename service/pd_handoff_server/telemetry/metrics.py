@@ -163,7 +163,7 @@ class CallMetrics:
     """
 
     def __init__(self) -> None:
-        self.methods: dict[str, Method] = {"Session": Method()}  # of which only denials are counted
+        self.methods: dict[str, Method] = {"Session": Method()}  # denials, and what is no call
         self.items: Counter[tuple[str, str]] = Counter()
         self._lock = threading.Lock()
 
@@ -172,11 +172,11 @@ class CallMetrics:
         with self._lock:
             self.items[method, reason] += 1
 
-    def denied(self, method: str, code: str) -> None:
-        """A call was not let in; nothing of it was read."""
+    def note_refused(self, method: str, reason: str) -> None:
+        """A call was not let in, or a message of a Session was none: no handler has seen it."""
         cell = self.methods.get(method)
         if cell is not None:
-            cell.count(code, 0, 0, 0)
+            cell.count(reason, 0, 0, 0)
 
     def wrap(self, method: str, handler: Handler) -> Handler:
         """Count the calls of a method."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 from pd_handoff_server import refusal
@@ -19,13 +18,15 @@ class Front:
     """The gate, the lock that parked calls change hands under, and how a refusal is told.
 
     Attributes:
-        lock: held for a few instructions at a time, never while calling out.
+        unread: what is kept for callers that do not read.
+        lock: that of `unread`; held for a few instructions at a time, never while calling out.
         streams: open Sessions; changed on the serving thread alone.
     """
 
     def __init__(self, gate: Gate, report: Report) -> None:
         self.gate = gate
-        self.lock = threading.Lock()
+        self.unread = gate.unread
+        self.lock = gate.unread.lock
         self.streams: set[Any] = set()
         self._stopping = False
         self._report = report

@@ -14,7 +14,7 @@ from typing import Any, Final
 from grpc_health.v1 import health_pb2
 
 from pd_handoff_server import refusal
-from pd_handoff_server.rpc.call import Answer
+from pd_handoff_server.rpc.call import Answer, Call
 from pd_handoff_server.rpc.public import read_health
 
 from . import internals
@@ -118,6 +118,7 @@ class Watch(Stream):
 
     def _enter(self) -> Any:
         self._front.refuse_stopping()
+        self.holder = Call(None, self._arrival.peer())
         return _Watching(self._health, self._send)
 
     def _received(self, event: Event) -> Stream | None:

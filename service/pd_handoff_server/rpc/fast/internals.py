@@ -186,6 +186,11 @@ class Loop:
             _server._request_call(state)
             threading.Thread(target=self._serve, name="pd-handoff-serving", daemon=True).start()
 
+    def alive(self) -> list[Any]:
+        """The calls that have come and are not over, those of gRPC's own handlers among them."""
+        with self._state.lock:
+            return list(self._state.rpc_states)
+
     def _serve(self) -> None:
         poll, request_call = self._state.completion_queue.poll, _server._REQUEST_CALL_TAG
         routes, others = self._routes, self._others

@@ -19,6 +19,7 @@ from pd_handoff.v1 import metadata_store_pb2 as pb
 from pd_handoff_server import refusal
 from pd_handoff_server.rpc.errors import DETAILS_KEY
 from pd_handoff_server.rpc.gate import STORE, UNARY
+from pd_handoff_server.rpc.unread import Unread
 from pd_handoff_server.store.interface import Done
 
 from . import internals
@@ -62,7 +63,9 @@ def probe() -> Verdict:
 
 def _try(server: grpc.Server) -> Verdict:
     errors: list[BaseException] = []
-    gate: Any = SimpleNamespace(guard=None, admit=lambda *_: None, calls=_Handlers(), ready_calls=_Handlers)
+    gate: Any = SimpleNamespace(
+        guard=None, admit=lambda *_: None, calls=_Handlers(), ready_calls=_Handlers, unread=Unread()
+    )
     front = Front(gate, lambda *_: None)
     address = f"unix-abstract:pd-handoff-probe-{secrets.token_hex(16)}"  # lies in no directory, goes by no proxy
     if not server.add_insecure_port(address):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+from collections.abc import Iterator
 from concurrent import futures
 from typing import Final
 
@@ -11,7 +12,7 @@ import grpc
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection
 
-from pd_handoff_server.rpc.call import Report
+from pd_handoff_server.rpc.call import Call, Report
 from pd_handoff_server.rpc.gate import STORE, UNARY, Gate
 from pd_handoff_server.rpc.ports import Ports
 from pd_handoff_server.rpc.public import HEALTH, REFLECTED, WATCHED, reflection_handlers
@@ -51,6 +52,7 @@ class FastServer:
         told = reflection.ReflectionServicer(REFLECTED)
         self._server.add_generic_rpc_handlers((reflection_handlers(told.ServerReflectionInfo),))
         self._loop = Loop(self._server, self._routes(), self._front.failed)
+        gate.unread.watch(self._holders)
 
     def _routes(self) -> dict[bytes, Route]:
         return {
@@ -59,6 +61,13 @@ class FastServer:
             f"/{HEALTH}/Check".encode(): functools.partial(Check, self._front, self._health),
             f"/{HEALTH}/Watch".encode(): functools.partial(Watch, self._front, self._health),
         }
+
+    def _holders(self) -> Iterator[Call]:
+        for served in self._loop.alive():
+            if isinstance(served, Unary):
+                yield served
+            elif isinstance(served, Stream):
+                yield served.holder
 
     async def start(self) -> list[str]:
         """Bind and listen; returns the addresses, with the ports that were chosen for 0. Raises AddressError."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from pd_handoff_server import refusal
 from pd_handoff_server.refusal import Refusal
+from pd_handoff_server.rpc.call import Call
 from pd_handoff_server.rpc.errors import INTERNAL
 from pd_handoff_server.rpc.guard import Denied
 from pd_handoff_server.rpc.session import MAX_UNSENT, MAX_UNSENT_BYTES, Session
@@ -18,6 +19,7 @@ from .front import Front
 from .internals import Arrival, Event, Step
 
 _METHOD = "Session"
+_RIDES = 4096  # bytes of an answer that may go out with the next receive, whose end does not say whether it is out
 
 
 def _refused(front: Front, arrival: Arrival, method: str, refused: Refusal) -> None:
@@ -25,7 +27,11 @@ def _refused(front: Front, arrival: Arrival, method: str, refused: Refusal) -> N
 
 
 class Stream:
-    """One stream. Batches complete on the serving thread; answers of parked calls come from any thread."""
+    """One stream. Batches complete on the serving thread; answers of parked calls come from any thread.
+
+    Attributes:
+        holder: stands for the stream where it is counted what is kept for callers that do not read.
+    """
 
     __slots__ = (
         "_arrival",
@@ -43,16 +49,19 @@ class Stream:
         "_receiving",
         "_riding",
         "_sending",
+        "_sending_bytes",
         "_session",
         "_thread",
         "_unsent",
         "_unsent_bytes",
         "_watched",
+        "holder",
     )
 
     def __init__(self, front: Front, event: Event) -> None:
         self._arrival = Arrival(event)
         self._call = event.call
+        self.holder = Call()
         self._front = front
         self._session: Any = None
         self._on_received: Any = Step(self._received)
@@ -65,6 +74,7 @@ class Stream:
         self._due = 0  # batches under way; changed under the front's lock
         self._open = 0  # requests whose answers have not been handed over
         self._sending = False
+        self._sending_bytes = 0
         self._riding = False  # that answer went out in one batch with the next receive
         self._receiving = False
         self._watched = False
@@ -100,7 +110,8 @@ class Stream:
         principal = self._front.gate.admit(arrival.method(), arrival)
         calls = self._front.session_calls()
         refused = functools.partial(_refused, self._front, arrival)
-        return Session(calls, self._send, arrival.peer(), principal, arrival, refused)
+        holder = self.holder = Call(None, arrival.peer(), principal, arrival)
+        return Session(calls, self._send, holder.peer, principal, arrival, refused)
 
     def stop(self) -> None:
         """The server stops: end the stream once all answers are out."""
@@ -128,9 +139,11 @@ class Stream:
         left = internals.cancelled(event)
         with self._front.lock:
             if left:
+                self._hold(-self._unsent_bytes)
                 self._unsent.clear()
                 self._unsent_bytes = 0
                 self._ended = True
+        self._book()
         if self._session is not None:
             self._session.close()
         return self._completed()
@@ -140,6 +153,8 @@ class Stream:
             self._due -= 1
             if self._due or not self._ended:
                 return None
+            self._hold(-self.holder.unread)
+        self._book()
         self._front.streams.discard(self)
         # All of these lead back here. A stream must not wait for the search for cycles, which is rare: see `process`.
         self._session = self._on_received = self._on_sent = self._on_both = None
@@ -178,16 +193,21 @@ class Stream:
         self._direct = None
         with self._front.lock:
             self._open += 1 - len(direct)
-            alone = len(direct) == 1 and not (
-                self._open or self._sending or self._unsent or self._outcome or self._ended
+            alone = (
+                len(direct) == 1
+                and len(direct[0]) <= _RIDES
+                and not (self._open or self._sending or self._unsent or self._outcome or self._ended)
             )
             if alone:
                 # No other answer can come before the next request does: one batch for both saves a round.
                 self._sending = self._riding = self._receiving = True
                 self._due += 1
-            else:
+            elif not self._ended:
                 self._unsent.extend(direct)
-                self._unsent_bytes += sum(map(len, direct))
+                size = sum(map(len, direct))
+                self._unsent_bytes += size
+                self._hold(size)
+        self._book()
         if alone:
             internals.start_send_and_receive(self._call, direct[0], self._on_both)
         else:
@@ -205,12 +225,27 @@ class Stream:
                 return
             self._unsent.append(answer)
             self._unsent_bytes += len(answer)
+            self._hold(len(answer))
+        self._book()
         self._go_on()
+
+    def _hold(self, change: int) -> None:
+        """So many bytes more, or less, are not out. Under the front's lock; `_book` must follow without it."""
+        self.holder.unread += change
+        self._front.unread.elsewhere += change
+
+    def _book(self) -> None:
+        unread = self._front.unread
+        if unread.books is not None:
+            unread.book(self.holder)
 
     def _sent(self, event: Event) -> Stream | None:
         del event
         with self._front.lock:
             self._sending = False
+            self._hold(-self._sending_bytes)
+            self._sending_bytes = 0
+        self._book()
         self._go_on()
         return self._completed()
 
@@ -223,7 +258,8 @@ class Stream:
             if self._unsent:
                 if not self._sending:
                     answer = self._unsent.popleft()
-                    self._unsent_bytes -= len(answer)
+                    self._sending_bytes = len(answer)
+                    self._unsent_bytes -= self._sending_bytes
                     self._sending = True
                     self._due += 1
             elif self._outcome is not None and (self._riding or not self._sending):

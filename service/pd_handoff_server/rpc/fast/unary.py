@@ -31,6 +31,8 @@ class Unary(Call, Tag):
         self.key = None
         self.owner = ""
         self.principal = None
+        self.unread = 0
+        self.account = None
         self._event = event
         self._call = event.call
         self._front = front
@@ -76,7 +78,7 @@ class Unary(Call, Tag):
             self._run(internals.received(event))
             return None
         self._due -= 1
-        return None if self._due else self
+        return None if self._due else self._ended()
 
     def _run(self, data: bytes | None) -> None:
         if data is None:  # cancelled, or over the size limit, before its message was here
@@ -92,6 +94,11 @@ class Unary(Call, Tag):
         else:
             if answer.__class__ is bytes:
                 self._state = _ANSWERING
+                unread = self._front.unread
+                self.unread = size = len(answer)
+                unread.direct += size
+                if unread.books is not None:
+                    unread.book(self)
                 internals.start_answer(self._call, answer, self)
             else:
                 self._park(answer)  # type: ignore[arg-type]
@@ -138,14 +145,28 @@ class Unary(Call, Tag):
                 parked, self._answer = self._answer, None
         if gone:
             parked.cancel()
+            self._front.unread.end(self)
             return self
         self._due -= 1
-        return None if self._due else self
+        return None if self._due else self._ended()
+
+    def _ended(self) -> Unary:
+        """All batches have completed: the answer is out, or its caller gone."""
+        size = self.unread
+        if size:
+            self.unread = 0
+            unread = self._front.unread
+            unread.direct -= size
+            if unread.books is not None:
+                unread.book(self)
+        return self
 
     # -- the last batch ------------------------------------------------------------------------------------------------
 
     def _send(self, result: Any) -> None:
-        if isinstance(result, Refusal):
+        refused = isinstance(result, Refusal)
+        self._front.unread.hold(self, 0 if refused else len(result))
+        if refused:
             self._front.refused(self._method, self.approach, result, None)
             self._refusal_status(result)
         else:
