@@ -15,6 +15,10 @@ from .config import ConfigError
 from .memory import available, human
 
 _BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3": 1, "float8_e5m2": 1}
+# Resident memory beside the rows, as measured of a store in use (docs/startup.md).
+PROCESS_BYTES = 250 << 20  # Python, torch and gRPC
+HANDOFF_BYTES = 1_700  # what is known of a live hand-off
+OUTCOME_BYTES = 1_300  # and of one that has ended
 _HEADROOM = 2  # slots a running request: reserved ones overlap with published ones not yet read
 
 
@@ -45,7 +49,7 @@ def plan_main(argv: Sequence[str], refuse: Callable[[str], int] = _refuse) -> in
     parser.add_argument("--hidden-size", type=int, help="elements of a hidden state to hand over, 0 for none")
     parser.add_argument("--hidden-dtype", choices=sorted(_BYTES), default="bfloat16", help="default bfloat16")
     parser.add_argument("--json", action="store_true", help="JSON on stdout; errors as JSON on stderr")
-    names = ["slots", *("max_" + limit.name for limit in fields(Limits))]
+    names = ["slots", "tombstones", *("max_" + limit.name for limit in fields(Limits))]
     config.add_arguments(parser, names)
     try:
         given = vars(parser.parse_args(list(argv)))
@@ -54,12 +58,13 @@ def plan_main(argv: Sequence[str], refuse: Callable[[str], int] = _refuse) -> in
     except ConfigError as error:
         return refuse(str(error))
     layout = Layout(settings.limits())
+    beside = PROCESS_BYTES + settings.slots * HANDOFF_BYTES + settings.tombstones * OUTCOME_BYTES
     if given["json"]:
-        print(json.dumps(_as_dict(layout, settings.slots), indent=2))
+        print(json.dumps(_as_dict(layout, settings.slots, beside), indent=2))
     else:
-        _print(layout, settings.slots)
+        _print(layout, settings.slots, settings.tombstones, beside)
     room = available()
-    return 1 if room is not None and layout.row_bytes * settings.slots > room else 0
+    return 1 if room is not None and layout.row_bytes * settings.slots + beside > room else 0
 
 
 def _derive(given: dict[str, object]) -> None:
@@ -78,11 +83,12 @@ def _derive(given: dict[str, object]) -> None:
         given["max_hidden_state_bytes"] = str(hidden * _BYTES[str(given["hidden_dtype"])])
 
 
-def _as_dict(layout: Layout, slots: int) -> dict[str, object]:
+def _as_dict(layout: Layout, slots: int, beside: int) -> dict[str, object]:
     return {
         "slots": slots,
         "row_bytes": layout.row_bytes,
         "arena_bytes": layout.row_bytes * slots,
+        "beside_bytes": beside,
         "available_bytes": available(),
         "limits": {field.name: getattr(layout.limits, field.name) for field in fields(Limits)},
         "columns": [
@@ -92,7 +98,7 @@ def _as_dict(layout: Layout, slots: int) -> dict[str, object]:
     }
 
 
-def _print(layout: Layout, slots: int) -> None:
+def _print(layout: Layout, slots: int, tombstones: int, beside: int) -> None:
     print(f"{'column':<36}{'dtype':<10}{'elements':>10}{'bytes':>12}")
     print(f"{'header':<36}{'':<10}{'':>10}{HEADER.size:>12,}")
     for column in layout.columns:
@@ -100,6 +106,10 @@ def _print(layout: Layout, slots: int) -> None:
     total = layout.row_bytes * slots
     print(f"{'row, rounded up to 64':<56}{layout.row_bytes:>12,}")
     print(f"\narena: {slots:,} slots x {layout.row_bytes:,} bytes = {total:,} bytes ({human(total)})")
+    print(
+        f"beside the arena: about {human(beside)} when all slots are in use: the process, hand-offs and {tombstones:,} "
+        "outcomes; what waiting calls hold (--max-waiting-bytes) comes on top"
+    )
     room = available()
     if room is not None:
-        print(f"available here: {human(room)}; {'fits' if total <= room else 'does NOT fit'}")
+        print(f"available here: {human(room)}; {'fits' if total + beside <= room else 'does NOT fit'}")

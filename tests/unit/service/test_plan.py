@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from typing import Any
 
 import pytest
 from pd_handoff_server import config
 from pd_handoff_server.arena.layout import WIDTHS, Layout
 from pd_handoff_server.build import build_store
-from pd_handoff_server.plan import plan_main
+from pd_handoff_server.lifecycle import Spec
+from pd_handoff_server.memory import human
+from pd_handoff_server.plan import HANDOFF_BYTES, OUTCOME_BYTES, plan_main
 from pd_handoff_server.rpc.capabilities import Describer
 
 from tests.support.clock import FakeClock
@@ -83,6 +86,37 @@ def test_the_table_tells_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     assert f"arena: 11 slots x {plan['row_bytes']:,} bytes = {plan['arena_bytes']:,} bytes" in table
     for column in plan["columns"]:
         assert column["name"] in table
+
+
+def test_memory_beside_the_arena_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    small, large = planned(capsys, "--slots", "1", "--tombstones", "0"), planned(capsys, "--slots", "2001")
+    assert small["beside_bytes"] == pytest.approx(250 << 20, rel=0.01)
+    grown = 2000 * HANDOFF_BYTES + config.load({}, {}).tombstones * OUTCOME_BYTES
+    assert large["beside_bytes"] - small["beside_bytes"] == grown
+    assert plan_main(["--slots", "2001"]) == 0
+    assert f"beside the arena: about {human(large['beside_bytes'])}" in capsys.readouterr().out
+
+
+def test_what_is_told_of_a_hand_off_is_what_it_takes() -> None:
+    """Loosely: Python's own objects are half to all of it, and the rest is what the allocator makes of them."""
+    slots = 2000
+    clock = FakeClock()
+    store, _ = build_store(config.load({"slots": str(slots), "max_hidden_state_bytes": "0"}, {}), clock)
+    specs = [Spec(("", 2**60 + room, 0), f"prefill-{room:032x}", producer=("prefill-0", 1)) for room in range(slots)]
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        for spec in specs:
+            store.reserve(spec, 0, print)
+        live = tracemalloc.get_traced_memory()[0] - before
+        clock.advance(100)
+        store.tick()
+        ended = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert store.census().tombstones == slots
+    assert HANDOFF_BYTES / 3 < live / slots < HANDOFF_BYTES
+    assert OUTCOME_BYTES / 3 < ended / slots < OUTCOME_BYTES
 
 
 @pytest.mark.parametrize(
