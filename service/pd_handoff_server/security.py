@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import grpc
-
 from .config import Settings
 from .rpc.auth import AccessFile, Authorizer, Deny
 from .rpc.call import Wrap
 from .rpc.files import Doubt
+from .rpc.ports import Credentials
 from .rpc.tls import Certificates
 
 Told = Callable[[str, Exception | None], None]
@@ -22,11 +21,11 @@ class Security:
     """What a store asks of those who connect. Without settings: nothing.
 
     Attributes:
-        credentials: of TCP addresses; None is plaintext.
+        credentials: makes those of a TCP address; None is plaintext.
         authorizer: None lets everybody who can connect do everything.
     """
 
-    credentials: grpc.ServerCredentials | None
+    credentials: Credentials | None
     authorizer: Authorizer | None
 
     @property
@@ -39,8 +38,8 @@ def secure(settings: Settings, told: Told, doubt: Doubt, denied: Deny) -> Securi
     """Read what the settings name. Raises FileError."""
     credentials = None
     if settings.tls_cert:
-        certificates = Certificates(settings.tls_cert, settings.tls_key, settings.tls_client_ca or None, told, doubt)
-        credentials = certificates.credentials()
+        client_ca = settings.tls_client_ca or None
+        credentials = Certificates(settings.tls_cert, settings.tls_key, client_ca, told, doubt).credentials
     tokens = AccessFile(settings.token_file, tokens=True, doubt=doubt) if settings.token_file else None
     names = AccessFile(settings.tls_roles, tokens=False, doubt=doubt) if settings.tls_roles else None
     authorizer = None if tokens is None and names is None else Authorizer(tokens, names, told, denied)

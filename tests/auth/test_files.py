@@ -88,12 +88,14 @@ def test_what_became_writable_changes_nothing_until_it_is_mended(tmp_path: Path)
 def test_a_key_that_became_writable_changes_nothing_until_it_is_mended(tmp_path: Path) -> None:
     authority, told = Authority(tmp_path), Told()
     certificates = Certificates(str(authority.cert), str(authority.key), None, told.renewed)
+    fetch = certificates.fetcher()
     authority.install(authority.issue("localhost"))
     authority.key.chmod(0o666)
-    assert certificates._renewed() is None
+    assert fetch() is None
     assert len(told.read) == 1
     authority.key.chmod(0o600)
-    assert certificates._renewed() is not None
+    assert fetch() is not None
+    assert fetch() is None
     assert told.read[1:] == [None]
 
 

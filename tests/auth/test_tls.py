@@ -150,12 +150,26 @@ def test_what_was_wrong_is_told_once(tmp_path: Path) -> None:
     certificates = Certificates(
         str(authority.cert), str(authority.key), str(authority.ca), lambda path, error: told.append(error)
     )
-    assert certificates._renewed() is None
+    fetch, fetch_of_another_port = certificates.fetcher(), certificates.fetcher()
+    assert fetch() is None
     replace(authority.ca, b"nonsense")
-    assert certificates._renewed() is None
-    assert certificates._renewed() is None
+    assert fetch() is None
+    assert fetch() is None
     assert len(told) == 1
     assert isinstance(told[0], CertificateError)
     replace(authority.ca, authority.root)
-    assert certificates._renewed() is not None
+    assert fetch() is not None
+    assert fetch_of_another_port() is not None  # though the files were read again for the first one
+    assert fetch() is fetch_of_another_port() is None
     assert told[1:] == [None]
+
+
+def test_every_port_shows_a_new_certificate(start: Start, authority: Authority) -> None:
+    store = start(**{**authority.settings(), "listen": ("127.0.0.1:0", "127.0.0.1:0")})
+    one, other = store.addresses
+    before = serial_shown(one)
+    assert serial_shown(other) == before
+    authority.install(authority.issue("localhost"))
+    after = serial_shown(one)
+    assert after != before
+    assert serial_shown(other) == after

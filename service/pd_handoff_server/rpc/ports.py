@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import grpc
 
 from .sockets import AddressError, Places, SocketLock, join
+
+Credentials = Callable[[], grpc.ServerCredentials]
+"""Makes those of one port."""
 
 
 class Bindable(Protocol):
@@ -23,8 +26,8 @@ class Bindable(Protocol):
 class Ports:
     """What a server listens on. A Unix socket is locked against other stores until `release`."""
 
-    def __init__(self, listen: Sequence[str], credentials: grpc.ServerCredentials | None = None) -> None:
-        """`credentials`, if any, hold for all addresses but Unix sockets, which stay plaintext."""
+    def __init__(self, listen: Sequence[str], credentials: Credentials | None = None) -> None:
+        """`credentials`, if any, are for all addresses but Unix sockets, which stay plaintext."""
         self._listen = listen
         self._credentials = credentials
         self._locks: list[SocketLock] = []
@@ -48,11 +51,11 @@ class Ports:
         return f"{address.rpartition(':')[0]}:{port}"
 
     @staticmethod
-    def _add(server: Bindable, address: str, credentials: grpc.ServerCredentials | None) -> int:
+    def _add(server: Bindable, address: str, credentials: Credentials | None) -> int:
         try:
             if credentials is None:
                 return server.add_insecure_port(address)
-            return server.add_secure_port(address, credentials)
+            return server.add_secure_port(address, credentials())
         except RuntimeError:
             return 0
 

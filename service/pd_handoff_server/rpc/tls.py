@@ -12,6 +12,8 @@ import grpc
 from . import files
 from .files import Doubt, FileError, Renewal
 
+Fetcher = Callable[[], grpc.ServerCertificateConfiguration | None]
+
 
 class CertificateError(FileError):
     """Certificates that cannot be used; the message names the files, and shows nothing of the key."""
@@ -46,25 +48,36 @@ class Certificates:
         self._load()
 
     def credentials(self) -> grpc.ServerCredentials:
-        """For a secure port."""
+        """For one secure port: each needs its own, since gRPC asks for what is new to the port."""
         return grpc.dynamic_ssl_server_credentials(
             self._configuration,
-            self._renewed,  # type: ignore[arg-type]  # the stubs do not know that None is legal
+            self.fetcher(),  # type: ignore[arg-type]  # the stubs do not know that None is legal
             require_client_authentication=self._client_ca is not None,
         )
 
-    def _renewed(self) -> grpc.ServerCertificateConfiguration | None:
-        """What gRPC asks for at each handshake; None: as before."""
+    def fetcher(self) -> Fetcher:
+        """What gRPC calls at each handshake of one port: what the port does not know yet, or None."""
+        known = self._configuration
+
+        def fetch() -> grpc.ServerCertificateConfiguration | None:
+            nonlocal known
+            current = self._renewed()
+            if current is known:
+                return None
+            known = current
+            return current
+
+        return fetch
+
+    def _renewed(self) -> grpc.ServerCertificateConfiguration:
+        """What is in force, after a look at the files."""
         with self._lock:
             try:
-                if not self._renewal.attempt(self._load):
-                    return None
+                if self._renewal.attempt(self._load):
+                    self._told(self._cert, None)
             except FileError as error:
                 self._told(self._cert, error)
-                return None
-            configuration = self._configuration
-        self._told(self._cert, None)
-        return configuration
+            return self._configuration
 
     def _load(self) -> None:
         chain, key = files.read(self._cert).data, files.read(self._key)
