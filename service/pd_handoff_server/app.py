@@ -40,6 +40,8 @@ __all__ = ["App", "plan_main", "serve", "serve_main"]
 EXIT_OK, EXIT_USAGE, EXIT_FAILED = 0, 2, 1
 FEATURES = ("session",)
 _LARGEST_MESSAGE = (1 << 31) - 1
+_LAST = 1.5  # seconds at most of a grace period that are kept for its end
+_CUT = 0.7  # the part of them in which calls are cut off
 
 
 class App:
@@ -116,15 +118,25 @@ class App:
         await self.server.drain()
         if self.store is not None:
             self.store.drain()
-        notice = min(self.settings.drain_notice, self.settings.grace)
+        grace, last = parts(self.settings.grace)
+        notice = min(self.settings.drain_notice, grace)
         await asyncio.sleep(notice)
-        await self.server.stop(self.settings.grace - notice)
+        await self.server.stop(grace - notice, last * _CUT)
         if self.ticker is not None:
             self.ticker.stop()
         self.telemetry.stop()
         if self.store is not None:
             self.store.close()
         self.log.info("stopped")
+
+
+def parts(grace: float) -> tuple[float, float]:
+    """How long calls in flight may take, and what is kept of a grace period for what comes after, in seconds.
+
+    That is to cut off those that are left, whose callers perhaps do not read, to close the arena, and to exit.
+    """
+    last = min(_LAST, grace / 4)
+    return grace - last, last
 
 
 async def serve(settings: Settings) -> int:

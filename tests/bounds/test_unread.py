@@ -31,6 +31,9 @@ NO_WINDOW = struct.pack(">HI", http2.INITIAL_WINDOW_SIZE, 0)
 TCP: dict[str, Any] = {"listen": ("127.0.0.1:0",), "max_unread_bytes": LIMIT}
 """Over TCP each connection is known from the others."""
 
+over_tcp: pytest.MarkDecorator = pytest.mark.settings(**TCP)
+over_tcp_with_contents: pytest.MarkDecorator = pytest.mark.settings(**TCP, admin_contents=True)
+
 
 def large() -> rp.HandoffRecord:
     """A record of about 36 KiB."""
@@ -99,7 +102,7 @@ def batch_of(room: int, items: int = 128) -> pb.BatchGetRequest:
     return pb.BatchGetRequest(requests=[requests.get(room)] * items)
 
 
-@pytest.mark.settings(**TCP)
+@over_tcp
 def test_batches_that_are_not_read(store: LocalStore, deaf: MakeDeaf) -> None:
     honest = store.steps()
     honest.publish(1, large())
@@ -110,7 +113,7 @@ def test_batches_that_are_not_read(store: LocalStore, deaf: MakeDeaf) -> None:
     assert honest.record(1, reader="honest") == large()
 
 
-@pytest.mark.settings(**TCP)
+@over_tcp
 def test_gets_that_are_not_read_over_many_connections(store: LocalStore, deaf: MakeDeaf) -> None:
     honest = store.steps()
     honest.publish(1, large())
@@ -121,7 +124,6 @@ def test_gets_that_are_not_read_over_many_connections(store: LocalStore, deaf: M
     assert LIMIT // 3 <= held(store) <= LIMIT // 2 + RECORD + 1024  # they are all one host
 
 
-@pytest.mark.settings(**TCP)
 def test_an_answer_alone_is_always_possible(start: Start) -> None:
     store = start(**{**TCP, "max_unread_bytes": 1})
     steps = store.steps()
@@ -133,7 +135,7 @@ def test_an_answer_alone_is_always_possible(start: Start) -> None:
     assert [result.response.record for result in answer.results] == [large()] * 128
 
 
-@pytest.mark.settings(**TCP)
+@over_tcp
 def test_who_is_refused_has_lost_nothing(store: LocalStore, deaf: MakeDeaf) -> None:
     steps = store.steps()
     steps.publish(1, large())
@@ -150,7 +152,7 @@ def test_who_is_refused_has_lost_nothing(store: LocalStore, deaf: MakeDeaf) -> N
     assert steps.record(2, reader="d") == large()
 
 
-@pytest.mark.settings(**TCP)
+@over_tcp
 def test_thousands_that_wait_for_one_record(store: LocalStore, deaf: MakeDeaf) -> None:
     steps = store.steps()
     peer = deaf()
@@ -162,7 +164,7 @@ def test_thousands_that_wait_for_one_record(store: LocalStore, deaf: MakeDeaf) -
     assert steps.record(1, reader="honest") == large()
 
 
-@pytest.mark.settings(**TCP)
+@over_tcp
 def test_what_a_batch_has_while_it_waits_for_more(store: LocalStore, deaf: MakeDeaf) -> None:
     steps = store.steps()
     steps.publish(1, large())
@@ -176,7 +178,7 @@ def test_what_a_batch_has_while_it_waits_for_more(store: LocalStore, deaf: MakeD
     assert store.waiting == 0
 
 
-@pytest.mark.settings(**TCP)
+@over_tcp
 def test_a_batch_that_waited_is_answered_whole(store: LocalStore) -> None:
     steps = store.steps()
     steps.publish(1, large())
@@ -190,7 +192,7 @@ def test_a_batch_that_waited_is_answered_whole(store: LocalStore) -> None:
     eventually(lambda: held(store) == 0, "it is out")
 
 
-@pytest.mark.settings(**TCP)
+@over_tcp
 def test_many_sessions_that_are_not_read(store: LocalStore, deaf: MakeDeaf) -> None:
     honest = store.steps("session")
     honest.publish(1, large())
@@ -206,7 +208,7 @@ def test_many_sessions_that_are_not_read(store: LocalStore, deaf: MakeDeaf) -> N
     assert late.get(7, reader="d").record == records.record()
 
 
-@pytest.mark.settings(**TCP, admin_contents=True)
+@over_tcp_with_contents
 def test_answers_of_the_admin_service(store: LocalStore, deaf: MakeDeaf) -> None:
     steps = store.steps()
     steps.publish(1, large())

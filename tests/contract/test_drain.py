@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import struct
 import threading
 from collections.abc import Iterator
 
@@ -12,7 +13,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from pd_handoff.v1 import admin_pb2
 from pd_handoff.v1 import metadata_store_pb2 as pb
+from pd_handoff_server.app import parts
 
+from tests.faults import http2
 from tests.support import records, requests
 from tests.support.caller import STORE, Stream
 from tests.support.failures import CallFailed, refused
@@ -104,6 +107,43 @@ def test_an_open_reflection_does_not_hold_the_end_up(store: LocalStore) -> None:
         next(answers)
     assert isinstance(caught.value, grpc.Call)
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+@pytest.mark.settings(grace=4.0)
+def test_the_transport_ends_before_the_grace_does(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[float, float]] = []
+    stop = store.app.server.stop
+
+    async def noted(grace: float, cut: float) -> None:
+        told.append((grace, cut))
+        await stop(0.0, cut)
+
+    monkeypatch.setattr(store.app.server, "stop", noted)
+    store.drain()
+    [(grace, cut)] = told
+    assert 2.5 <= grace < grace + cut < 4  # the process has to come to its end within 4 seconds, too
+
+
+@pytest.mark.parametrize("grace", [0.0, 0.1, 5.0, 10.0, 3600.0])
+def test_a_part_of_the_grace_is_kept_for_the_end(grace: float) -> None:
+    calls, last = parts(grace)
+    assert calls + last == pytest.approx(grace)
+    assert 0 <= last <= 1.5
+    assert last >= grace / 4 or last == 1.5
+
+
+@pytest.mark.settings(listen=("127.0.0.1:0",), grace=1.0)
+def test_callers_that_do_not_read_do_not_hold_the_end_up(store: LocalStore) -> None:
+    steps = store.steps()
+    steps.publish(1, records.record(customized_info=bytes(4096)))
+    settings = struct.pack(">HI", http2.INITIAL_WINDOW_SIZE, 0)
+    with http2.Connection(store.target, settings=settings) as deaf:
+        body = http2.message(requests.get(1).SerializeToString())
+        for stream in range(1, 200, 2):
+            deaf.send(deaf.open_call(stream, f"/{STORE}/Get") + http2.frame(http2.DATA, http2.END_STREAM, stream, body))
+        eventually(lambda: store.app.gate.unread.held >= 100 * 4096, "all answers wait to be read")
+        store.drain()
+    assert store.app.gate.unread.held == 0
 
 
 def parked(store: ProcessStore) -> int:

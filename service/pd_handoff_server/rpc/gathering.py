@@ -47,8 +47,8 @@ class Gathering:
         items: int,
         done: Done,
         refused: Callable[[Refusal], None],
-        note: Callable[[str], None] | None,
-        unread: Unread,
+        note: Callable[[str], None] | None = None,
+        unread: Unread | None = None,
     ) -> None:
         """`refused` is told why an item was refused, `note` the reason, or OK, of each that has its answer; `unread` of
         what is kept while others wait."""
@@ -57,7 +57,7 @@ class Gathering:
         self._done = done
         self._refused = refused
         self._note = note
-        self._unread = unread
+        self._unread = Unread() if unread is None else unread
         self._call: Call | None = None  # once some of its items wait
         self._finished = False
         self._lock = threading.Lock()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Final
 
 import grpc
@@ -14,7 +15,7 @@ from .interceptor import ErrorMapping
 from .lasting import Health, Reflection
 from .ports import Ports
 from .public import REFLECTED, WATCHED, health_handlers, reflection_handlers
-from .settings import ChannelArguments
+from .settings import CUT, ChannelArguments
 
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -58,10 +59,11 @@ class AioServer:
         """Tell probes that it will not for long."""
         self._set(_NOT_SERVING)
 
-    async def stop(self, grace: float) -> None:
-        """Take no more calls, end lasting streams, let calls in flight finish within `grace` seconds, and end."""
+    async def stop(self, grace: float, cut: float = CUT) -> None:
+        """See `Transport`."""
         self._streams.stop()
-        await self._server.stop(grace)
+        stopping = asyncio.ensure_future(self._server.stop(grace))
+        await asyncio.wait({stopping}, timeout=grace + cut)
         self._ports.release()
 
     def _set(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 ChannelArguments = list[tuple[str, int]]
+
+CUT: Final = 1.0
+"""Seconds that calls which are cut off get to end, where nothing else is said."""
 
 
 def channel_arguments(max_message: int, connections: int, streams: int) -> ChannelArguments:

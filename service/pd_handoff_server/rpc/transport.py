@@ -12,7 +12,7 @@ from .fast.server import FastServer
 from .gate import Gate
 from .ports import Ports
 from .server import AioServer
-from .settings import ChannelArguments
+from .settings import CUT, ChannelArguments
 
 
 class TransportError(Exception):
@@ -39,8 +39,11 @@ class Transport(Protocol):
     async def drain(self) -> None:
         """NOT_SERVING again."""
 
-    async def stop(self, grace: float) -> None:
-        """Take no more calls, let those in flight finish within `grace` seconds, and end."""
+    async def stop(self, grace: float, cut: float = CUT) -> None:
+        """Take no more calls, end lasting streams, and let calls in flight finish within `grace` seconds.
+
+        Those that are left are cut off then, and get at most `cut` seconds more to end.
+        """
 
 
 def make_transport(

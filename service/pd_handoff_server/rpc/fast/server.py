@@ -16,7 +16,7 @@ from pd_handoff_server.rpc.call import Call, Report
 from pd_handoff_server.rpc.gate import STORE, UNARY, Gate
 from pd_handoff_server.rpc.ports import Ports
 from pd_handoff_server.rpc.public import HEALTH, REFLECTED, WATCHED, reflection_handlers
-from pd_handoff_server.rpc.settings import ChannelArguments
+from pd_handoff_server.rpc.settings import CUT, ChannelArguments
 
 from .front import Front
 from .health import Check, Health, Watch
@@ -84,12 +84,12 @@ class FastServer:
         """Tell probes that it will not for long."""
         self._set(_NOT_SERVING)
 
-    async def stop(self, grace: float) -> None:
-        """Take no more calls, end Sessions, let calls in flight finish within `grace` seconds, and end."""
+    async def stop(self, grace: float, cut: float = CUT) -> None:
+        """See `Transport`."""
         self._front.stop()
         stopped = self._server.stop(grace)
         loop = asyncio.get_running_loop()
-        await loop.run_in_executor(None, stopped.wait, grace + _LAST)
+        await loop.run_in_executor(None, stopped.wait, grace + cut)
         self._pool.shutdown(wait=False)
         self._admin_pool.shutdown(wait=False)
         self._ports.release()
@@ -97,9 +97,6 @@ class FastServer:
     def _set(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
         for name in WATCHED:
             self._health.set(name, status)
-
-
-_LAST: Final = 5.0  # seconds for calls that were cancelled to go
 
 
 def routes(front: Front) -> dict[bytes, Route]:
