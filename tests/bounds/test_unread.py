@@ -50,19 +50,14 @@ class Deaf:
         self._stream = 1
         self.trailers = 0
 
-    def ask(self, method: str, request: Any, times: int = 1, *, end: bool = True) -> None:
-        """So many calls; a call without an answer in sight may be left open for more messages."""
-        body = http2.message(request.SerializeToString())
+    def ask(self, method: str, request: Any, times: int = 1, *, messages: int = 0) -> None:
+        """So many calls; with `messages`, so many of them in each, which is then left open."""
+        body = http2.message(request.SerializeToString()) * max(messages, 1)
         for _ in range(times):
             opening = self._connection.open_call(self._stream, method, *self._metadata)
-            data = frame(http2.DATA, http2.END_STREAM if end else 0, self._stream, body)
+            data = frame(http2.DATA, 0 if messages else http2.END_STREAM, self._stream, body)
             assert self._connection.send(opening + data)
             self._stream += 2
-
-    def more(self, request: Any, times: int) -> None:
-        """As many further messages on the newest call."""
-        data = frame(http2.DATA, 0, self._stream - 2, http2.message(request.SerializeToString()))
-        assert self._connection.send(data * times)
 
     def refused(self) -> int:
         """How many calls have come to an end so far: none but refused ones can."""
@@ -198,11 +193,10 @@ def test_many_sessions_that_are_not_read(store: LocalStore, deaf: MakeDeaf) -> N
     honest.publish(1, large())
     peer = deaf()
     get = pb.SessionRequest(call_id=1, get=requests.get(1))
-    peer.ask(f"/{STORE}/Session", get, 100, end=False)
+    peer.ask(f"/{STORE}/Session", get, 100, messages=25)
     eventually(lambda: held(store) >= LIMIT // 3, "it holds its share")
-    peer.more(get, 20)
     assert honest.record(1, reader="honest") == large()
-    assert held(store) <= LIMIT // 2
+    assert held(store) <= LIMIT // 2  # with what tells of refusals
     late = Steps(store.caller("session"))
     late.put_once(7)
     assert late.get(7, reader="d").record == records.record()

@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from pd_handoff.v1 import metadata_store_pb2 as pb
+from pd_handoff.v1 import record_pb2 as rp
 
 from tests.support import requests
 from tests.support.process import ProcessStore
@@ -24,6 +25,7 @@ from .target import ADMIN, SECONDS, STORE, Target
 
 GET = f"/{STORE}/Get"
 WAITING = requests.get(77, max_wait=600).SerializeToString()
+_NO_WINDOW = struct.pack(">HI", http2.INITIAL_WINDOW_SIZE, 0)
 _CANCEL = struct.pack(">I", 8)
 
 
@@ -137,11 +139,10 @@ def deaf(target: Target, many: int) -> None:
     room = 1 << 41
     key = record_of(("", 1, 0), 0)
     key.customized_info = bytes(256)
-    no_window = struct.pack(">HI", http2.INITIAL_WINDOW_SIZE, 0)
     with target.channel() as channel:
         channel.unary_unary(f"/{STORE}/Put")(requests.put_once(room, key).SerializeToString(), timeout=SECONDS)
     ask = pb.SessionRequest(call_id=1, get=requests.get(room)).SerializeToString()
-    with target.attack("a Session that is not read"), Connection(target.address, settings=no_window) as connection:
+    with target.attack("a Session that is not read"), Connection(target.address, settings=_NO_WINDOW) as connection:
         connection.send(connection.open_call(1, f"/{STORE}/Session"))
         data = frame(http2.DATA, 0, 1, http2.message(ask) * 100)
         for _ in range(many):
@@ -149,7 +150,7 @@ def deaf(target: Target, many: int) -> None:
                 break  # the store no longer takes them: what it is meant to do
             target.report.count("unread requests", 100)
         target.check("beside a Session that is not read")
-    with target.attack("answers that are not read"), Connection(target.address, settings=no_window) as connection:
+    with target.attack("answers that are not read"), Connection(target.address, settings=_NO_WINDOW) as connection:
         body = http2.message(requests.get(room).SerializeToString())
         for number in range(min(many, 4_000)):
             stream = 2 * number + 1
@@ -159,6 +160,60 @@ def deaf(target: Target, many: int) -> None:
             target.report.count("unread requests")
         target.check("beside answers that are not read")
     target.settled()
+
+
+UNREAD = 96 << 20
+"""Bytes of answers that a store of `unread` keeps for those who do not read."""
+
+
+def unread(report: Report, transport: str, say: Callable[[str], None]) -> None:
+    """Large answers that are not read. Without a bound, they would be gigabytes.
+
+    A store of its own: rows as wide as they are by default, and a record that outlasts the attack.
+    """
+    settings: dict[str, Any] = {"slots": 8, "transport": transport, "metrics_listen": "127.0.0.1:0"}
+    key = requests.key(1 << 41)
+    hidden = rp.Tensor(dtype=rp.DATA_TYPE_FLOAT8_E5M2, shape=[32768], data=bytes(32768))
+    record = record_of(("", key.room, 0), 0)
+    record.speculative.hidden_states.CopyFrom(hidden)
+    get = pb.GetRequest(key=key)
+    batch = pb.BatchGetRequest(requests=[get] * 128)
+    session = pb.SessionRequest(call_id=1, get=get)
+    attacks = (
+        ("unread batches", 1, 120, 1, f"/{STORE}/BatchGet", batch),
+        ("unread Gets", 3, 4_000, 1, GET, get),
+        ("unread Sessions", 3, 500, 25, f"/{STORE}/Session", session),
+    )
+    with ProcessStore("127.0.0.1:0", max_unread_bytes=UNREAD, **settings).wait() as store:
+        target = Target(store, report, transport, say)
+        with target.channel() as channel:
+            put = requests.put_once(key, record).SerializeToString()
+            channel.unary_unary(f"/{STORE}/Put")(put, timeout=SECONDS)
+        for what, connections, calls, times, method, request in attacks:
+            end = 0 if request is session else http2.END_STREAM
+            with target.attack(what), contextlib.ExitStack() as held:
+                body = http2.message(request.SerializeToString())
+                for _ in range(connections):
+                    connection = held.enter_context(Connection(target.address, settings=_NO_WINDOW))
+                    for stream in range(1, 2 * calls, 2):
+                        data = connection.open_call(stream, method) + frame(http2.DATA, end, stream, body * times)
+                        if not connection.send(data, 1.0):
+                            break
+                        report.count("unread requests", times)
+                    connection.settle(0.2)
+                    target.check(f"beside {what}")
+                kept = int(metrics(store)["pd_handoff_unread_bytes"])
+                share = UNREAD // 3 if connections == 1 else UNREAD // 2
+                target.expect(kept <= share + batch_bytes(record), f"{what}: {kept >> 20} MiB are kept")
+                target.expect(kept >= UNREAD // 4, f"{what}: only {kept >> 20} MiB were given to gRPC")
+                target.height(what, 2 * UNREAD)  # gRPC has a copy of its own
+        eventually(lambda: not metrics(store)["pd_handoff_unread_bytes"], "nothing is kept for those who left")
+        target.close()
+
+
+def batch_bytes(record: rp.HandoffRecord) -> int:
+    """About what a batch of 128 Gets of it is answered with."""
+    return 128 * (record.ByteSize() + 128)
 
 
 def few_places(report: Report, transport: str) -> None:

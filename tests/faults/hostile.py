@@ -58,6 +58,7 @@ def run(options: Options) -> Report:
                 target.rest(number + 1, SLACK)
             target.close()
         floods.few_places(report, transport)
+        floods.unread(report, transport, options.say)
     return report
 
 

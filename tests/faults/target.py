@@ -43,6 +43,7 @@ class Target:
         self._honest: Any = self.channel()
         self.check("before any attack")
         self._start = self._used()
+        self._before = 0
 
     def channel(self, *options: tuple[str, Any]) -> Any:
         """A connection of its own."""
@@ -100,7 +101,8 @@ class Target:
         """Something is done to the store; it must come out of it as it was."""
         with contextlib.suppress(OSError):
             Path(f"/proc/{self._store.process.pid}/clear_refs").write_text("5")  # the height is counted anew
-        before, complaints, began = self._memory("VmRSS"), self._complaints(), time.monotonic()
+        self._before = before = self._memory("VmRSS")
+        complaints, began = self._complaints(), time.monotonic()
         yield
         self.report.count("attacks")
         self.expect(self._store.process.poll() is None, f"{what}: the store has ended")
@@ -112,6 +114,11 @@ class Target:
         self.expect(not fresh, f"{what}: {len(fresh)} complaints in the log: {fresh[:3]}")
         spent = time.monotonic() - began
         self._say(f"{self._transport}: {what}: {spent:.1f} s, height {height >> 20} MiB, heap {self._used() >> 20} MiB")
+
+    def height(self, what: str, most: int) -> None:
+        """In the middle of an attack: the store may have grown by at most so many bytes."""
+        grown = self._memory("VmHWM") - self._before
+        self.expect(grown < most, f"{what}: grew by {grown >> 20} MiB")
 
     def _most(self, name: str, size: int) -> None:
         self.report.figures[name] = max(self.report.figures.get(name, 0), size >> 20)

@@ -164,7 +164,10 @@ class _Answers:
             await self._room.wait()
 
     def _piled(self) -> bool:
-        return self._queue.qsize() > MAX_UNSENT or self._bytes > MAX_UNSENT_BYTES
+        waiting = self._queue.qsize()
+        if waiting and self._unread.pressing:  # else thousands of streams would collect refusals
+            return True
+        return waiting > MAX_UNSENT or self._bytes > MAX_UNSENT_BYTES
 
 
 def _session(

@@ -114,6 +114,11 @@ class Unread:
         """Bytes of answers that are not out."""
         return self.direct + self.elsewhere
 
+    @property
+    def pressing(self) -> bool:
+        """Whether so much is held that somebody may hold too much."""
+        return self.direct + self.elsewhere >= self._pressing
+
     # -- before a call is carried out ----------------------------------------------------------------------------------
 
     def wrap(self, method: str, handler: Handler) -> Handler:
@@ -130,7 +135,7 @@ class Unread:
 
     def admit(self, call: Call) -> None:
         """Raises Refusal TOO_MANY_WAITERS when the call's caller holds too much."""
-        if self.direct + self.elsewhere < self._pressing:
+        if not self.pressing:
             return
         with self._books_lock:
             share = self._open().share(call)

@@ -266,7 +266,11 @@ class Stream:
                 outcome = self._outcome
                 self._ended = True
                 self._due += 1
-            piled = len(self._unsent) > MAX_UNSENT or self._unsent_bytes > MAX_UNSENT_BYTES
+            piled = self._unsent and (
+                len(self._unsent) > MAX_UNSENT
+                or self._unsent_bytes > MAX_UNSENT_BYTES
+                or self._front.unread.pressing  # else thousands of streams would collect refusals
+            )
             receive = not (self._receiving or self._outcome or piled)
             if receive:
                 self._receiving = True
