@@ -86,7 +86,7 @@ def namespace_full(namespace: str, limit: int, held: int, retry_after: float) ->
 
 
 def never_fits(wanted: int, slots_total: int, in_use: int, namespace: str | None = None) -> Refusal:
-    """More slots at once than there are, or with a namespace than it may hold: nothing to retry or to wait for."""
+    """More slots at once than there are, or with a namespace than it may hold: nothing to wait for."""
     if namespace is None:
         what = f"the store has {slots_total} slots"
         option = "--slots"
@@ -97,6 +97,7 @@ def never_fits(wanted: int, slots_total: int, in_use: int, namespace: str | None
         "ARENA_FULL",
         f"{what} and this asks for {wanted} at once: waiting does not help; split the batch, or raise {option}",
         {"slots_total": str(slots_total), "in_use": str(in_use)},
+        retry_after=1.0,  # every ARENA_FULL has one (contract section 6): a caller that obeys it asks no oftener
     )
 
 

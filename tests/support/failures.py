@@ -107,7 +107,7 @@ def _row(code: Code, *keys: str, maybe: tuple[str, ...] = (), **details: bool) -
 
 
 HOPELESS: Final = "waiting does not help"
-"""Words of an ARENA_FULL that no retry mends, and that hints at none."""
+"""Words of an ARENA_FULL that no waiting mends."""
 
 TABLE: Final = {
     "TOP_LOGPROBS_OVERFLOW": _row(Code.RESOURCE_EXHAUSTED, "requested", "limit", maybe=("token_index",), quota=True),
@@ -146,7 +146,7 @@ def check(error: CallFailed, reason: str, **metadata: object) -> None:
         assert error.metadata.get(name) == str(value), (name, error.metadata)
     assert error.message
     assert error.status.message == error.message
-    assert (error.retry_after is not None) == (row.retry and HOPELESS not in error.message), error.status
+    assert (error.retry_after is not None) == row.retry, error.status
     assert bool(error.quota) == row.quota, error.status
     assert bool(error.violations) == row.bad_request, error.status
     if error.retry_after is not None:
