@@ -14,7 +14,7 @@ from pd_handoff_server.store.interface import Done, Parked
 
 from .guard import Approach
 from .principal import Principal
-from .unread import Account
+from .unread import Account, Unread
 
 Answer = bytes | Parked
 Handler = Callable[[bytes, "Call", Done], Answer]
@@ -116,11 +116,15 @@ def parse(message: type[M], data: bytes) -> M:
         raise refusal.invalid("INVALID_REQUEST", [("request", f"is not a {message.DESCRIPTOR.name}")]) from None
 
 
-def _naming(handler: Handler) -> Handler:
-    """Refusals say what they are about, for events."""
+def _naming(handler: Handler, unread: Unread | None) -> Handler:
+    """Refusals say what they are about, for events. A caller that does not read is refused."""
+    counted = Unread() if unread is None else unread
+    least, admit = counted.least, counted.admit
 
     def named(data: bytes, call: Call, done: Done) -> Answer:
         try:
+            if counted.direct + counted.elsewhere >= least:
+                admit(call)
             return handler(data, call, done)
         except Refusal as refused:
             refused.key, refused.owner = call.key, call.owner
@@ -129,9 +133,9 @@ def _naming(handler: Handler) -> Handler:
     return named
 
 
-def wrapped(handlers: Mapping[str, Handler], wraps: Sequence[Wrap]) -> dict[str, Handler]:
-    """The handlers with these around them, the first one innermost."""
-    result = {method: _naming(handler) for method, handler in handlers.items()}
+def wrapped(handlers: Mapping[str, Handler], wraps: Sequence[Wrap], unread: Unread | None = None) -> dict[str, Handler]:
+    """The handlers with these around them, the first one innermost; `unread` bounds what callers do not read."""
+    result = {method: _naming(handler, unread) for method, handler in handlers.items()}
     for wrap in wraps:
         result = {method: wrap(method, handler) for method, handler in result.items()}
     return result

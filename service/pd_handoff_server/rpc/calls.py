@@ -69,7 +69,7 @@ class Calls:
             "BatchPut": self.batch_put,
             "BatchGet": self.batch_get,
         }
-        self.handlers: Final[dict[str, Handler]] = wrapped(handlers, (self._unread.wrap, *wraps))
+        self.handlers: Final[dict[str, Handler]] = wrapped(handlers, wraps, self._unread)
 
     def capabilities(self, data: bytes, call: Call, done: Done) -> Answer:
         """Limits, or a check against them."""

@@ -95,6 +95,7 @@ class Unread:
         direct: bytes given and taken by the thread that serves; changed there alone, and may be below 0.
         elsewhere: bytes given by other threads, and all that is counted under `lock`.
         books: None while there is no need of accounts.
+        least: bytes up to which nobody can hold too much.
     """
 
     def __init__(self, limit: int = UNREAD_BYTES) -> None:
@@ -104,7 +105,7 @@ class Unread:
         self.direct = 0
         self.elsewhere = 0
         self.books: Books | None = None
-        self._pressing = -(-limit // 3)
+        self.least: Final = -(-limit // 3)
         self._books_lock = threading.Lock()
         self._alive: set[Call] = set()
         self._others: Callable[[], Iterable[Call]] = tuple
@@ -117,18 +118,16 @@ class Unread:
     @property
     def pressing(self) -> bool:
         """Whether so much is held that somebody may hold too much."""
-        return self.direct + self.elsewhere >= self._pressing
+        return self.direct + self.elsewhere >= self.least
 
     # -- before a call is carried out ----------------------------------------------------------------------------------
 
     def wrap(self, method: str, handler: Handler) -> Handler:
         """A `Wrap`: raises Refusal in the place of the call when its caller holds too much."""
         del method
-        pressing, admit = self._pressing, self.admit
 
         def admitted(data: bytes, call: Call, done: Done) -> Answer:
-            if self.direct + self.elsewhere >= pressing:
-                admit(call)
+            self.admit(call)
             return handler(data, call, done)
 
         return admitted
@@ -192,7 +191,7 @@ class Unread:
         with self._books_lock:
             if self.books is not None:
                 self.books.enter(call)
-                if self.held < self._pressing // 2:
+                if self.held < self.least // 2:
                     self.books = None
 
     def _open(self) -> Books:

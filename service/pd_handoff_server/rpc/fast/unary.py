@@ -78,7 +78,16 @@ class Unary(Call, Tag):
             self._run(internals.received(event))
             return None
         self._due -= 1
-        return None if self._due else self._ended()
+        if self._due:
+            return None
+        size = self.unread
+        if size:
+            self.unread = 0
+            unread = self._front.unread
+            unread.direct -= size
+            if unread.books is not None:
+                unread.book(self)
+        return self
 
     def _run(self, data: bytes | None) -> None:
         if data is None:  # cancelled, or over the size limit, before its message was here
@@ -137,7 +146,6 @@ class Unary(Call, Tag):
 
     def _over(self, event: internals.Event) -> Unary | None:
         """The watched call is over: because it was answered, or because its caller left."""
-        del event
         with self._front.lock:
             gone = self._state == _PARKED
             if gone:
@@ -147,19 +155,7 @@ class Unary(Call, Tag):
             parked.cancel()
             self._front.unread.end(self)
             return self
-        self._due -= 1
-        return None if self._due else self._ended()
-
-    def _ended(self) -> Unary:
-        """All batches have completed: the answer is out, or its caller gone."""
-        size = self.unread
-        if size:
-            self.unread = 0
-            unread = self._front.unread
-            unread.direct -= size
-            if unread.books is not None:
-                unread.book(self)
-        return self
+        return self.complete(event)
 
     # -- the last batch ------------------------------------------------------------------------------------------------
 
