@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from grpc_reflection.v1alpha import reflection_pb2
 from pd_handoff.v1 import admin_pb2
 from pd_handoff.v1 import metadata_store_pb2 as pb
 from pd_handoff.v1 import record_pb2 as rp
@@ -25,6 +26,7 @@ from tests.support.local import LocalStore
 from tests.support.steps import Steps
 from tests.support.waits import eventually
 
+REFLECTION = "grpc.reflection.v1alpha.ServerReflection"
 LIMIT = 1 << 20
 RECORD = 36 << 10
 NO_WINDOW = struct.pack(">HI", http2.INITIAL_WINDOW_SIZE, 0)
@@ -196,10 +198,23 @@ def test_many_sessions_that_are_not_read(store: LocalStore, deaf: MakeDeaf) -> N
     peer.ask(f"/{STORE}/Session", get, 100, messages=25)
     eventually(lambda: held(store) >= LIMIT // 3, "it holds its share")
     assert honest.record(1, reader="honest") == large()
-    assert held(store) <= LIMIT // 2  # with what tells of refusals
     late = Steps(store.caller("session"))
-    late.put_once(7)
-    assert late.get(7, reader="d").record == records.record()
+    for room in range(10, 60):
+        late.put_once(room)
+        assert late.get(room, reader="d").record == records.record()
+        late.abort(room)
+    assert held(store) <= LIMIT // 2  # with what tells of refusals
+
+
+@pytest.mark.parametrize("transport", ["aio"])  # on the other one they take turns
+@over_tcp
+def test_reflections_that_are_not_read(store: LocalStore, deaf: MakeDeaf) -> None:
+    peer = deaf()
+    ask = reflection_pb2.ServerReflectionRequest(file_containing_symbol=STORE)
+    peer.ask(f"/{REFLECTION}/ServerReflectionInfo", ask, 200, messages=1)
+    eventually(lambda: peer.refused() > 50, "many are refused")
+    assert LIMIT // 3 <= held(store) <= LIMIT // 2
+    assert store.steps().free == 8
 
 
 @over_tcp_with_contents
