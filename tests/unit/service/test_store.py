@@ -266,7 +266,13 @@ def test_a_wait_that_is_over_holds_nothing_of_its_call() -> None:
     wanted = ("", 9, 0)
     for room in (ROOM, OTHER):
         store.reserve(room)
-    for over in (lambda parked: parked.cancel(), lambda _: (store.clock.advance(11), store.core.tick())):
+
+    def run_out(parked: Any) -> None:
+        del parked
+        store.clock.advance(11)
+        store.core.tick()
+
+    for over in (lambda parked: parked.cancel(), run_out):
         wait(lambda caller: store.core.get(wanted, 0, "r", True, 10 * SECOND, caller), over)
         wait(lambda caller: store.core.put_reserving(Spec(wanted, "b"), make.full(), 10 * SECOND, caller), over)
     assert store.core.waiting == 0
