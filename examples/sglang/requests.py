@@ -92,6 +92,8 @@ def shown(req: Any) -> dict[str, Any]:
         "rid": req.rid,
         "output_ids": list(req.output_ids),
         "cached": [req.cached_tokens, req.cached_tokens_device, req.cached_tokens_host, req.cached_tokens_storage],
+        "already_computed": req.already_computed,
+        "modality": [req.mm_image_tokens, req.mm_audio_tokens, req.mm_video_tokens, req.mm_token_counts_ready],
     }
     if req.finished_reason is not None:
         found["finished"] = [int(req.finished_reason.status_code or 0), req.finished_reason.message]
@@ -100,6 +102,9 @@ def shown(req: Any) -> dict[str, Any]:
         found["logprob_of"] = list(req.logprob.output_token_logprobs_idx)
         found["top"] = [_bits(row) for row in req.logprob.output_top_logprobs_val]
         found["top_of"] = [list(row) for row in req.logprob.output_top_logprobs_idx]
+        if req.logprob.token_ids_logprob is not None:
+            found["listed"] = [_bits(row) for row in req.logprob.output_token_ids_logprobs_val]
+            found["listed_of"] = [list(row) for row in req.logprob.output_token_ids_logprobs_idx]
     if req.return_sampling_mask:
         chunk = req.sampling_mask_rows.view()
         found["mask"] = [chunk.token_ids.tolist(), chunk.logprobs.tobytes().hex()]

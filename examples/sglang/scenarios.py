@@ -53,6 +53,8 @@ def _computed(order: Order) -> dict[str, Any]:
     """What an undivided engine would have."""
     req = request_of(order)
     compute(req, order)
+    req.already_computed = req.cached_tokens  # so that decode counts none of it again
+    req.mm_token_counts_ready = True
     if order.logprobs and not order.top_logprobs:  # decode keeps one row a token, if an empty one
         req.logprob.output_top_logprobs_val.append([])
         req.logprob.output_top_logprobs_idx.append([])

@@ -33,6 +33,8 @@ class Made:
     top_num: int = 0
     top_val: list[list[float]] = field(default_factory=list)
     top_idx: list[list[int]] = field(default_factory=list)
+    listed: dict[int, float] | None = None
+    """Logprobs of the token ids that the request lists."""
     mask: list[int] | None = None
     mask_logprobs: list[float] = field(default_factory=list)
     mask_mode: str = "selected"
@@ -51,6 +53,7 @@ class Made:
             load("srt.sampling.sampling_params").SamplingParams(),
             return_logprob=self.logprob is not None,
             top_logprobs_num=self.top_num,
+            token_ids_logprob=None if self.listed is None else list(self.listed),
             return_sampling_mask=self.mask is not None,
             sampling_logprobs_mode=self.mask_mode,
             bootstrap_host="127.0.0.1",
@@ -72,6 +75,9 @@ class Made:
             req.logprob.output_token_logprobs_idx.append(self.token)
             req.logprob.output_top_logprobs_val.extend(self.top_val)
             req.logprob.output_top_logprobs_idx.extend(self.top_idx)
+            if self.listed is not None:
+                req.logprob.output_token_ids_logprobs_val.append(list(self.listed.values()))
+                req.logprob.output_token_ids_logprobs_idx.append(list(self.listed))
         if self.mask is not None:
             values = np.array(self.mask_logprobs, dtype=np.float32)
             req.sampling_mask_rows.append(np.array(self.mask, dtype=np.int32), values)
@@ -110,6 +116,7 @@ def right_requests(draw: st.DrawFn, shape: RowShape) -> Made:
         if made.top_num or draw(st.booleans()):
             made.top_val = [draw(st.lists(logprobs, min_size=made.top_num, max_size=made.top_num))]
             made.top_idx = [draw(st.lists(token_ids, min_size=made.top_num, max_size=made.top_num))]
+        made.listed = draw(st.none() | st.dictionaries(token_ids, logprobs, max_size=8))
     if shape.sampling_mask and draw(st.booleans()):
         made.mask = draw(st.lists(token_ids, min_size=1, max_size=shape.max_sampling_mask_tokens))
         made.mask_mode = draw(st.sampled_from(("selected", "support")))

@@ -61,6 +61,17 @@ def decode_entry(req: Any, idx: int = 0) -> Any:
     return SimpleNamespace(req=req, metadata_buffer_index=idx, is_rebootstrap=False, kv_receiver=receiver)
 
 
+class Row:
+    """A row that was read, for SGLang's commit to read again."""
+
+    def __init__(self, row: tuple[Any, ...]) -> None:
+        self._row = row
+
+    def get_buf(self, idx: int) -> tuple[Any, ...]:
+        """The row."""
+        return self._row
+
+
 class Sides:
     """Prefill and decode with the adapter, as two processes would have them."""
 

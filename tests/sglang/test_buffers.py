@@ -206,8 +206,11 @@ def test_a_token_that_cannot_be_read_fails_its_request(
     target: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PD_HANDOFF_TARGET", target)
-    monkeypatch.setenv("PD_HANDOFF_BEARER_FILE", str(tmp_path / "absent"))
+    token = tmp_path / "token"
+    token.write_text("secret", encoding="ascii")
+    monkeypatch.setenv("PD_HANDOFF_BEARER_FILE", str(token))
     buffers = StoreMetadataBuffers(2, 16, torch.float32, 16)
+    token.unlink()
     source, request = Made(room=136).request(), Made(room=136).request(computed=False)
     assert not buffers.reserve(source)
     assert "PD_HANDOFF_BEARER_FILE cannot be read" in source.finished_reason.message

@@ -15,7 +15,7 @@ from pd_handoff.engines.sglang import RowShape, StoreLink, StoreMetadataBuffers,
 
 from examples.sglang.engine import load
 from tests.sglang.making import Made
-from tests.sglang.sides import SHAPE, Sides, decode_entry, real_buffers
+from tests.sglang.sides import SHAPE, Row, Sides, bits, commit, decode_entry, real_buffers
 
 HIDDEN = torch.ones(16, dtype=torch.bfloat16)
 
@@ -74,6 +74,19 @@ def test_a_mask_of_another_mode_than_decode_reads(target: str, sides: Sides) -> 
         request = Made(room=made.room, mask=[], mask_mode=other[made.mask_mode]).request(computed=False)
         text = ends(target, sides, made, request)
         assert f"logprobs for 3 token ids; decode reads mode {other[made.mask_mode]!r}" in text
+
+
+def test_an_empty_mask_of_mode_selected_is_a_row_as_with_sglang(target: str, sides: Sides) -> None:
+    made = Made(room=314, mask=[], mask_mode="selected")
+    real = real_buffers()
+    real.set_buf(made.request())
+    theirs = commit(real, made.request(computed=False)).sampling_mask_rows.view()
+    source, request = made.request(), made.request(computed=False)
+    row = sides.hand_over(source, request)
+    assert request.finished_reason is None
+    assert list(map(bits, row)) == list(map(bits, real.get_buf(0)))
+    ours = commit(Row(row), made.request(computed=False)).sampling_mask_rows.view()
+    assert (list(ours.lengths), list(ours.token_ids)) == (list(theirs.lengths), list(theirs.token_ids)) == ([0], [])
 
 
 def test_a_mask_where_decode_has_no_rows_for_one(target: str, sides: Sides) -> None:

@@ -116,7 +116,8 @@ class Binding:
             raise RowMismatch("this engine was constructed without rows for sampling masks")
         ids, given = len(record.sampling_mask.token_ids), len(mask_logprobs(record))
         mode = self.req.sampling_logprobs_mode
-        if given != (ids if mode == "support" else 1):
+        # An empty mask has no token whose logprob could be selected.
+        if given != (ids if mode == "support" else 1) and (given or ids):
             raise RowMismatch(f"its sampling mask has {given} logprobs for {ids} token ids; decode reads mode {mode!r}")
 
 

@@ -4,12 +4,13 @@ rows."""
 from __future__ import annotations
 
 import importlib
+import logging
 import weakref
 from concurrent.futures import Future
 from typing import Any
 
 from pd_handoff.engines.sglang import runtime
-from pd_handoff.engines.sglang.common import Refused, own_attempt, refusal_of
+from pd_handoff.engines.sglang.common import Refused, label_of, own_attempt, refusal_of
 from pd_handoff.engines.sglang.decode_side import DecodeSide
 from pd_handoff.engines.sglang.environment import link_from_environment
 from pd_handoff.engines.sglang.failures import failure_from_sglang, reason_of
@@ -20,15 +21,19 @@ from pd_handoff.engines.sglang.row import PAD, RowShape
 from pd_handoff.errors import InvalidRequest
 from pd_handoff.model import Failure
 
+log = logging.getLogger(__name__)
 _COMES_BACK = "pd_rebootstrap_in_progress"  # SGLang's mark of a retracted request that is to be prefilled again
 _buffers: weakref.WeakSet[StoreMetadataBuffers] = weakref.WeakSet()
 
 
-def report_abort(req: Any, message: str, status_code: int | None = None) -> None:
+def report_abort(req: Any, message: Any, status_code: int | None = None) -> None:
     """For the end of SGLang's `prepare_abort`: the other side learns of the abort, with its status and text, through
     every StoreMetadataBuffers of this process. Returns at once."""
     for buffers in tuple(_buffers):
-        buffers.abort(req, message, status_code)
+        try:
+            buffers.abort(req, message, status_code)
+        except Exception:  # the request ends all the same, and the scheduler goes on
+            log.exception("request %s: the other side may not learn of its abort", label_of(req))
 
 
 def report_finish(req: Any, finished: Any) -> None:
@@ -95,11 +100,16 @@ class StoreMetadataBuffers(PrefillSide, DecodeSide):
             sampling_mask,
         )
         super().__init__(shape, link or link_from_environment(), refused, draft_candidates)
-        self.bootstrap_room = _Rooms(self)
         self._padding: Any = None
         _buffers.add(self)
 
-    def abort(self, req: Any, message: str, status_code: int | None = None) -> Future[bool] | None:
+    @property
+    def bootstrap_room(self) -> _Rooms:
+        """What SGLang's own readiness gate reads; made anew, because a cycle would keep dropped buffers, which SGLang's
+        frozen garbage collector never finds."""
+        return _Rooms(self)
+
+    def abort(self, req: Any, message: Any, status_code: int | None = None) -> Future[bool] | None:
         """Ends the request's hand-off in the background, so that the other side aborts with this status and text.
         None when there is nothing to end: a fake transfer, a request without a proper room, one that was refused or
         read before, one whose key is another live request's, or a rank that leaves it to another."""

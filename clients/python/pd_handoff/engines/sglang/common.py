@@ -13,6 +13,7 @@ from pd_handoff.engines.sglang.attempts import Attempts
 from pd_handoff.engines.sglang.binding import Binding
 from pd_handoff.engines.sglang.link import StoreLink
 from pd_handoff.engines.sglang.row import RowShape
+from pd_handoff.engines.sglang.texts import text_of
 from pd_handoff.model import Failure, Key, Reservation
 
 log = logging.getLogger(__name__)
@@ -65,5 +66,10 @@ def live_beside(other: Any, req: Any) -> bool:
 
 
 def rid_of(req: Any) -> str:
-    """SGLang's name of a request, for the log and as part of an owner's name."""
+    """SGLang's name of a request."""
     return str(getattr(req, "rid", ""))
+
+
+def label_of(req: Any) -> str:
+    """The same for the log, which cannot hold all that a name can."""
+    return text_of(rid_of(req))

@@ -10,9 +10,10 @@ from typing import Any
 
 from pd_handoff.engines.sglang import runtime
 from pd_handoff.engines.sglang.binding import Binding, refused
-from pd_handoff.engines.sglang.common import Common, live_beside, own_attempt, rid_of
-from pd_handoff.engines.sglang.failures import shared
+from pd_handoff.engines.sglang.common import Common, label_of, live_beside, own_attempt
+from pd_handoff.engines.sglang.failures import fault_of, shared
 from pd_handoff.engines.sglang.keys import is_fake_transfer, key_of
+from pd_handoff.engines.sglang.link import Unworkable
 from pd_handoff.engines.sglang.row import blank_row, row_from_record
 from pd_handoff.errors import HandoffError, HandoffExists, InvalidRequest
 from pd_handoff.model import Failure, Key
@@ -39,7 +40,14 @@ class DecodeSide(Common):
         fails with 409, and the first goes on.
         """
         self.clear_slot(idx)
-        self._bind(idx, req)
+        try:
+            self._bind(idx, req)
+        except Exception as error:  # nobody's request but this one's
+            log.exception("request %s: its record cannot be waited for", label_of(req))
+            failure = fault_of(error)
+            self._bindings[int(idx)] = Binding(
+                idx, req, Key(0), 0, refused(Unworkable(failure.message)), self.shape, owns=False
+            )
         if decode_req is not None and runtime.in_pipeline():
             decode_req.kv_receiver = MindfulReceiver(decode_req.kv_receiver, self._bindings[int(idx)])
 
@@ -66,7 +74,7 @@ class DecodeSide(Common):
         self._bindings[int(idx)] = Binding(idx, req, key, attempt, future, self.shape, draft=self.draft_candidates)
 
     def _refuse_row(self, idx: int, req: Any, key: Key, error: HandoffError) -> None:
-        log.warning("request %s: %s", rid_of(req), error)
+        log.warning("request %s: %s", label_of(req), error)
         self._bindings[int(idx)] = Binding(idx, req, key, 0, refused(error), self.shape, owns=False)
 
     def ready(self, idx: int) -> bool:

@@ -15,8 +15,10 @@ from __future__ import annotations
 
 import logging
 import os
+import ssl
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,7 +26,7 @@ from pd_handoff import _bearer
 from pd_handoff._channel import DEFAULT_TARGET, target_of, tls_credentials
 from pd_handoff.client import DecodeClient
 from pd_handoff.engines.sglang.admission import Admission, Policy
-from pd_handoff.engines.sglang.link import StoreLink
+from pd_handoff.engines.sglang.link import MOST_READERS, StoreLink, namespace_fits
 from pd_handoff.engines.sglang.runtime import speaks_for_its_group, speaks_for_its_ranks
 from pd_handoff.errors import HandoffError, Unauthenticated
 from pd_handoff.retries import NO_RETRIES
@@ -38,11 +40,10 @@ def link_from_environment(**overrides: Any) -> StoreLink:
     """The StoreLink that the environment describes. Publishes only on the rank of a prefill that SGLang lets speak
     for the others: the first of its attention group, in the last stage of a pipeline. Raises ValueError for a bad
     setting."""
-    _policy()
-    _check_way_of_token()
+    check_environment()
     settings = {
         "target": os.environ.get("PD_HANDOFF_TARGET") or DEFAULT_TARGET,
-        "expected_readers": _count("PD_HANDOFF_EXPECTED_READERS", 1),
+        "expected_readers": _readers(),
         "publishes": speaks_for_its_ranks(),
         "reports": speaks_for_its_group(),
         **_connection(),
@@ -53,8 +54,9 @@ def link_from_environment(**overrides: Any) -> StoreLink:
 
 def admit(params: Any) -> None:
     """For SGLang's tokenizer, before a request is scheduled: clamps `params` in place, or raises RequestRefused (a
-    ValueError, HTTP 400). Does nothing where PD_HANDOFF_TARGET is not set, and lets pass what it cannot judge while
-    the store is away: the scheduler's own reservation still refuses it before its prefill."""
+    ValueError, HTTP 400). RuntimeError, HTTP 500, where this process cannot make a client at all: the reason is in the
+    log, and none of the user's business. Does nothing where PD_HANDOFF_TARGET is not set, and lets pass what it cannot
+    judge while the store is away: the scheduler's own reservation still refuses it before its prefill."""
     if not os.environ.get("PD_HANDOFF_TARGET"):
         return
     admission = _limits.admission()
@@ -73,12 +75,15 @@ class _Limits:
         self._lock = threading.Lock()
         self._client: DecodeClient | None = None
         self._admission: Admission | None = None
+        self._broken = False
         self._ask_at = 0.0
 
     def admission(self) -> Admission | None:
         with self._lock:
             if time.monotonic() >= self._ask_at:
                 self._ask()
+            if self._broken:
+                raise RuntimeError("the hand-off between prefill and decode is not set up; the server's log says why")
             return self._admission
 
     def _ask(self) -> None:
@@ -88,9 +93,15 @@ class _Limits:
                 self._client = DecodeClient(target, timeout=1.0, retries=NO_RETRIES, **_connection())
             self._admission = Admission(self._client.capabilities(), _policy())
             self._ask_at = time.monotonic() + REFRESH
+            self._broken = False
         except HandoffError as error:
             log.warning("the limits of the store are not known: %s", error)
             self._ask_at = time.monotonic() + RETRY
+            self._broken = False
+        except Exception:
+            log.exception("the store cannot be asked for its limits")
+            self._ask_at = time.monotonic() + RETRY
+            self._broken = True
 
 
 _limits = _Limits()
@@ -132,13 +143,45 @@ def _policy() -> Policy:
     return cast(Policy, text)
 
 
-def _count(name: str, otherwise: int) -> int:
-    text = os.environ.get(name) or str(otherwise)
-    if not text.isdecimal() or int(text) < 1:
-        raise ValueError(f"{name} must be a whole number from 1, is {text!r}")
+def _readers() -> int:
+    name = "PD_HANDOFF_EXPECTED_READERS"
+    text = os.environ.get(name) or "1"
+    if not (text.isascii() and text.isdecimal() and len(text) <= 4 and 1 <= int(text) <= MOST_READERS):
+        raise ValueError(f"{name} must be a whole number from 1 to {MOST_READERS}, is {text!r}")
     return int(text)
 
 
+def check_environment() -> None:
+    """Raises ValueError, naming the variable, for a setting with which no request could be handed over."""
+    _policy()
+    _readers()
+    namespace = os.environ.get("PD_HANDOFF_NAMESPACE", "")
+    if not namespace_fits(namespace):
+        raise ValueError(
+            f"PD_HANDOFF_NAMESPACE must be up to 128 of letters, digits, '.', '_' and '-', is {namespace!r}"
+        )
+    checks: tuple[tuple[str, Callable[[str], object]], ...] = (
+        ("PD_HANDOFF_TARGET", target_of),
+        ("PD_HANDOFF_BEARER_FILE", _bearer.token_in),
+        ("PD_HANDOFF_TLS_CA", _check_pem),
+    )
+    for name, check in checks:
+        value = os.environ.get(name)
+        if not value:
+            continue
+        try:
+            check(value)
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{name}: {error}") from error
+    _check_way_of_token()
+
+
+def _check_pem(file: str) -> None:
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cafile=file)
+    except ssl.SSLError as error:
+        raise ValueError(f"{file} holds no certificate in PEM: {error}") from None
+
+
 # A node that is set up wrongly does not start: SGLang imports this in each of its processes.
-_policy()
-_check_way_of_token()
+check_environment()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import Any
 
+from pd_handoff.engines.sglang.texts import text_of
 from pd_handoff.errors import (
     FieldOverflow,
     HandoffAborted,
@@ -35,15 +36,25 @@ def _status(error: HandoffError) -> int:
     return error.http_status if theirs or error.http_status >= 500 else 500
 
 
-def failure_from_sglang(message: str, status_code: int | None) -> Failure:
-    """SGLang's abort as the store keeps it. An abort without a status is one that somebody asked for."""
-    status = int(status_code or 0)
-    if not 100 <= status <= 599:
-        return Failure(500, "ABORTED", message)
+def fault_of(error: Exception) -> Failure:
+    """What is neither a refusal of the store's nor the user's doing. The log has the details, the user their kind."""
+    return Failure(500, "INTERNAL", f"the hand-off between prefill and decode failed: {type(error).__name__}")
+
+
+def failure_from_sglang(message: Any, status_code: Any) -> Failure:
+    """SGLang's abort as the store keeps it: `message` may be an exception. An abort without a status is one that
+    somebody asked for."""
+    text = text_of(message)
     try:
-        return Failure(status, HTTPStatus(status).name, message)
+        status = int(status_code or 0)
+    except (TypeError, ValueError):
+        status = 0
+    if not 100 <= status <= 599:
+        return Failure(500, "ABORTED", text)
+    try:
+        return Failure(status, HTTPStatus(status).name, text)
     except ValueError:
-        return Failure(status, "ABORTED", message)
+        return Failure(status, "ABORTED", text)
 
 
 def reason_of(finished: Any) -> tuple[str, int | None] | None:
@@ -52,10 +63,12 @@ def reason_of(finished: Any) -> tuple[str, int | None] | None:
     if finished is None:
         return "Aborted", None
     if isinstance(finished, dict):
-        return str(finished.get("message") or "Aborted"), finished.get("status_code")
+        if finished.get("type", "abort") != "abort":
+            return None
+        return text_of(finished.get("message") or "Aborted"), finished.get("status_code")
     if not hasattr(finished, "status_code"):
         return None
-    return str(finished.message or "Aborted"), finished.status_code
+    return text_of(finished.message or "Aborted"), finished.status_code
 
 
 def shared(key: Key) -> str:

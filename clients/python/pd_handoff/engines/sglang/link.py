@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import logging
-import threading
+import re
 import time
+import weakref
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, wait
 from functools import partial
 from typing import Any, TypeVar
 
 from pd_handoff import aio
-from pd_handoff._channel import DEFAULT_TARGET
+from pd_handoff._channel import DEFAULT_TARGET, target_of
 from pd_handoff._requests import new_name
-from pd_handoff.client import DecodeClient, PrefillClient
+from pd_handoff.client import PrefillClient
 from pd_handoff.engines.sglang.attempts import CATCH_UP, FENCE, STEP, is_behind
 from pd_handoff.engines.sglang.breaker import Breaker
+from pd_handoff.engines.sglang.connections import Connections
+from pd_handoff.engines.sglang.failures import fault_of
+from pd_handoff.engines.sglang.texts import sendable
 from pd_handoff.errors import (
     ArenaFull,
     DeadlineExceeded,
@@ -24,6 +29,7 @@ from pd_handoff.errors import (
     HandoffAborted,
     HandoffError,
     HandoffExists,
+    InvalidRequest,
     RecordImmutable,
     RecordNotReady,
     StaleReservation,
@@ -40,6 +46,17 @@ _CLAIM_PAUSE = 0.5  # seconds between two tries of it
 _LEAST_PAUSE = 0.05  # seconds between two asks for a record that a store refuses to wait for
 _FENCE = 0.5  # seconds that decode's loop waits for a fence; it takes a millisecond
 _PROBE = 0.25  # seconds that prefill's loop waits to learn whether a store is back
+
+MOST_READERS = 1024  # as a store takes them
+PLAIN = Failure(500, "ABORTED", "the other side ended the request; its own words could not be sent")
+namespace_fits = re.compile(r"[A-Za-z0-9._-]{0,128}").fullmatch
+
+
+class Unworkable(HandoffError):  # noqa: N818  # as with the other errors of the client
+    """A call failed in this process, by a setting or a fault of its own: nothing that the store or a user did."""
+
+    def __init__(self, message: str = "", **details: Any) -> None:
+        super().__init__(message, **{"reason": "INTERNAL", "code": "INTERNAL", **details})
 
 
 class StoreLink:
@@ -85,6 +102,13 @@ class StoreLink:
         clock: Callable[[], float] = time.monotonic,
         **options: Any,
     ) -> None:
+        """Raises ValueError for a target that is no address, and for a namespace or expected_readers that no store
+        takes."""
+        target_of(target)
+        if not 1 <= expected_readers <= MOST_READERS:
+            raise ValueError(f"expected_readers must be from 1 to {MOST_READERS}, is {expected_readers}")
+        if not namespace_fits(namespace):
+            raise ValueError(f"namespace must be up to 128 of letters, digits, '.', '_' and '-', is {namespace!r}")
         self.target = target
         self.publishes = publishes
         self.reports = publishes if reports is None else reports
@@ -96,34 +120,33 @@ class StoreLink:
         settings = {"namespace": namespace, "timeout": timeout, **options}
         self._settings = {**settings, "retries": retries or Retries(2.0)}
         patient = retries or Retries(30.0, also=frozenset({"TOO_MANY_WAITERS"}))
-        self._background_settings = {**settings, "retries": patient, "reader_id": reader_id}
+        background = {**settings, "retries": patient, "reader_id": reader_id}
         others = {name: value for name, value in settings.items() if name not in ("instance_id", "epoch")}
-        self._probe_settings = {**others, "timeout": min(timeout, _PROBE), "retries": NO_RETRIES}
-        self.breaker = Breaker(self._probe, pause=pause, clock=clock)
-        self._lock = threading.Lock()
-        self._prefill: PrefillClient | None = None
-        self._prober: DecodeClient | None = None
-        self._background: _Background | None = None
-        self._closed = False
+        probe = {**others, "timeout": min(timeout, _PROBE), "retries": NO_RETRIES}
+        self._connections = Connections(self.target, self._settings, background, probe)
+        self.breaker = Breaker(self._connections.probe, pause=pause, clock=clock)
+        # SGLang drops its buffers without a word when a node changes its role. Whatever runs then must not be held up,
+        # nor may the last reference go on the background thread and wait there for itself: a thread of its own closes.
+        finalizer = weakref.finalize(self, _thread.start_new_thread, self._connections.close, ())
+        finalizer.atexit = False
 
     @property
     def prefill(self) -> PrefillClient:
         """The blocking client of the producer's side."""
-        with self._lock:
-            self._require_open()
-            if self._prefill is None:
-                self._prefill = PrefillClient(self.target, **self._settings)
-            return self._prefill
+        return self._connections.prefill()
 
     def call(self, work: Callable[[PrefillClient], T]) -> T:
-        """One call of prefill's, in the scheduler's loop. Raises a HandoffError: StoreUnavailable at once while the
-        store is known to be away."""
-        self.breaker.check()
+        """One call of prefill's, in the scheduler's loop. Raises nothing but a HandoffError: StoreUnavailable at once
+        while the store is known to be away, Unworkable for what is neither an answer of the store's nor its absence."""
         try:
+            self.breaker.check()
             return work(self.prefill)
         except HandoffError as error:
             self.breaker.note(error)
             raise
+        except Exception as error:
+            log.exception("a call of the store could not be made")
+            raise Unworkable(fault_of(error).message) from error
 
     def fence(self, key: Key, attempt: int) -> None:
         """Keeps every attempt below `attempt` from being taken for it: a prefill that has forgotten what it did in this
@@ -132,7 +155,8 @@ class StoreLink:
         placed = self._start(lambda client: _fence(client, key, attempt), to_settle=True)
         try:
             self.breaker.check()
-        except StoreUnavailable:
+        except Exception as error:
+            log.debug("room %d: the fence is not waited for: %s", key.room, error)
             return
         if not wait((placed,), _FENCE).done:
             self.breaker.note(DeadlineExceeded(f"room {key.room}: no answer to decode's fence"))
@@ -140,11 +164,13 @@ class StoreLink:
     def read(self, key: Key, attempt: int) -> Future[Handoff]:
         """Waits for a record in the background and consumes it. The future fails with a HandoffError; cancelling it
         ends the wait."""
-        return self._start(lambda client: self._read(client, key, attempt))
+        patience = self.wait  # and not self: a link that was dropped is not kept by what waits on it
+        return self._start(lambda client: _read(client, key, attempt, patience))
 
     def abort(self, key: Key, failure: Failure, attempt: int) -> Future[bool]:
         """Aborts in the background: a scheduler does not wait for it. The future tells, and the log when it failed."""
-        return self._start(lambda client: _abort(client, key, failure, attempt), to_settle=True)
+        words = sendable(failure)
+        return self._start(lambda client: _abort(client, key, words, attempt), to_settle=True)
 
     def abort_own(
         self,
@@ -159,68 +185,61 @@ class StoreLink:
         """Aborts in the background what this prefill holds, or could hold under `terms`; a hand-off of another owner
         under the same key is left alone (False). An attempt that was `counted` here may turn out to be behind: then
         the one that decode waits for is aborted."""
-        client = self.prefill
+        try:
+            client = self.prefill
+        except Exception as error:
+            return _never(error)
+        breaker, words = self.breaker, sendable(failure)
         last = attempt + (CATCH_UP * STEP if counted else 0)
         return self._start(
-            lambda _: _abort_own(client, self.breaker, key, failure, attempt, last, held, terms), to_settle=True
+            lambda _: _abort_own(client, breaker, key, words, attempt, last, held, terms), to_settle=True
         )
 
     def settle(self, timeout: float = 5.0) -> None:
         """Waits up to `timeout` seconds until the aborts sent so far have their answer."""
-        background = self._background
-        if background is not None:
-            background.settle(timeout)
+        self._connections.settle(timeout)
 
     def close(self) -> None:
         """Ends waits, sends what aborts are still to be sent, and closes the connections."""
-        with self._lock:
-            self._closed = True
-            clients = (self._prefill, self._prober)
-            self._prefill = self._prober = None
-            background, self._background = self._background, None
-        if background is not None:
-            background.close()
-        for client in clients:
-            if client is not None:
-                client.close()
-
-    def _probe(self) -> None:
-        with self._lock:
-            self._require_open()
-            if self._prober is None:
-                self._prober = DecodeClient(self.target, **self._probe_settings)
-            prober = self._prober
-        prober.capabilities()
-
-    def _require_open(self) -> None:
-        if self._closed:
-            raise RuntimeError("this StoreLink is closed")
+        self._connections.close()
 
     def _start(
         self, work: Callable[[aio.DecodeClient], Coroutine[Any, Any, T]], *, to_settle: bool = False
     ) -> Future[T]:
-        with self._lock:
-            self._require_open()
-            if self._background is None:
-                self._background = _Background(self.target, self._background_settings)
-            return self._background.start(work, to_settle)
+        try:
+            return self._connections.start(work, to_settle)
+        except Exception as error:
+            return _never(error)
 
-    async def _read(self, client: aio.DecodeClient, key: Key, attempt: int) -> Handoff:
-        deadline = time.monotonic() + self.wait
-        while True:  # ends with the deadline
-            began = time.monotonic()
-            try:
-                return await client.get(key, attempt=attempt, max_wait=max(deadline - began, 0.0), consume=True)
-            except RecordNotReady:  # the store's longest wait may be shorter than ours
-                now = time.monotonic()
-                if now >= deadline:
-                    raise
-                await asyncio.sleep(max(0.0, min(_LEAST_PAUSE - (now - began), deadline - now)))
+
+def _never(error: Exception) -> Future[Any]:
+    """In the place of what could not be started at all."""
+    log.error("a call of the store could not be made", exc_info=error)
+    future: Future[Any] = Future()
+    future.set_exception(Unworkable(fault_of(error).message))
+    return future
+
+
+async def _read(client: aio.DecodeClient, key: Key, attempt: int, patience: float) -> Handoff:
+    deadline = time.monotonic() + patience
+    while True:  # ends with the deadline
+        began = time.monotonic()
+        try:
+            return await client.get(key, attempt=attempt, max_wait=max(deadline - began, 0.0), consume=True)
+        except RecordNotReady:  # the store's longest wait may be shorter than ours
+            now = time.monotonic()
+            if now >= deadline:
+                raise
+            await asyncio.sleep(max(0.0, min(_LEAST_PAUSE - (now - began), deadline - now)))
 
 
 async def _abort(client: aio.DecodeClient, key: Key, failure: Failure, attempt: int) -> bool:
     try:
-        return await client.abort(key, failure, attempt=attempt)
+        try:
+            return await client.abort(key, failure, attempt=attempt)
+        except InvalidRequest as error:
+            log.warning("room %d: the abort goes without its words: %s", key.room, error)
+            return await client.abort(key, PLAIN, attempt=attempt)
     except HandoffError as error:
         log.warning("room %d: the abort did not reach the store: %s", key.room, error)
         raise
@@ -266,6 +285,10 @@ async def _abort_own(
                 return False
         except (HandoffExists, RecordImmutable):
             return False
+        except InvalidRequest as error:
+            # What cannot be claimed ends by its key, or decode would wait for it until its patience ends.
+            log.warning("room %d: aborted by its key: %s", key.room, error)
+            return await asyncio.to_thread(partial(_abort_plainly, client, key, failure, attempt))
         except HandoffError as error:
             if not breaker.away:
                 breaker.note(error)
@@ -275,41 +298,9 @@ async def _abort_own(
             await asyncio.sleep(_CLAIM_PAUSE)
 
 
-class _Background:
-    """A thread with an event loop and one asyncio client."""
-
-    def __init__(self, target: str, settings: dict[str, Any]) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._pending: set[Future[Any]] = set()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="pd-handoff-sglang", daemon=True)
-        self._thread.start()
-
-        async def connect() -> aio.DecodeClient:
-            return aio.DecodeClient(target, **settings)
-
-        self.client = asyncio.run_coroutine_threadsafe(connect(), self._loop).result(10.0)
-
-    def start(self, work: Callable[[aio.DecodeClient], Coroutine[Any, Any, T]], to_settle: bool) -> Future[T]:
-        future = asyncio.run_coroutine_threadsafe(work(self.client), self._loop)
-        if to_settle:
-            self._pending.add(future)
-            future.add_done_callback(self._pending.discard)
-        return future
-
-    def settle(self, timeout: float) -> None:
-        wait(tuple(self._pending), timeout)
-
-    def close(self) -> None:
-        self.settle(2.0)
-
-        async def finish() -> None:
-            others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-            for task in others:
-                task.cancel()
-            await asyncio.gather(*others, return_exceptions=True)
-            await self.client.close()
-
-        asyncio.run_coroutine_threadsafe(finish(), self._loop).result(5.0)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(5.0)
-        self._loop.close()
+def _abort_plainly(client: PrefillClient, key: Key, failure: Failure, attempt: int) -> bool:
+    try:
+        return client.abort(key, failure, attempt=attempt)
+    except InvalidRequest as error:
+        log.warning("room %d: the abort goes without its words: %s", key.room, error)
+        return client.abort(key, PLAIN, attempt=attempt)

@@ -8,10 +8,11 @@ from typing import Any, TypeVar
 
 from pd_handoff.engines.sglang import runtime
 from pd_handoff.engines.sglang.attempts import CATCH_UP, REMEMBERED, STEP, is_behind
-from pd_handoff.engines.sglang.common import Common, live_beside, own_attempt, refusal_of, rid_of
-from pd_handoff.engines.sglang.failures import failure_of, shared
+from pd_handoff.engines.sglang.common import Common, label_of, live_beside, own_attempt, refusal_of, rid_of
+from pd_handoff.engines.sglang.failures import failure_of, fault_of, shared
 from pd_handoff.engines.sglang.keys import is_fake_transfer, key_of
 from pd_handoff.engines.sglang.request import record_from_request
+from pd_handoff.engines.sglang.texts import owner_of
 from pd_handoff.errors import (
     ArenaFull,
     DeadlineExceeded,
@@ -47,6 +48,13 @@ class PrefillSide(Common):
         key = self._take(req, early=True)
         if key is None:
             return False
+        try:
+            return self._reserve(req, key)
+        except Exception as error:  # nobody's request but this one's
+            self._fault(req, key, None, error, early=True)
+            return False
+
+    def _reserve(self, req: Any, key: Key) -> bool:
         attempt = self._begin(req, key)
         terms, widths = self._terms(req), widths_of(req)
         try:
@@ -59,7 +67,7 @@ class PrefillSide(Common):
                 ),
             )
         except _PASSING as error:
-            log.warning("request %s: no slot before its prefill: %s", rid_of(req), error)
+            log.warning("request %s: no slot before its prefill: %s", label_of(req), error)
             return False
         except HandoffError as error:
             self._refuse(req, key, None, failure_of(error), ours=_is_ours(error), early=True)
@@ -96,6 +104,9 @@ class PrefillSide(Common):
         except HandoffError as error:
             self._refuse(req, key, held, failure_of(error), ours=_is_ours(error), early=False)
             return False
+        except Exception as error:  # nobody's request but this one's
+            self._fault(req, key, held, error, early=False)
+            return False
         req.handoff_published = self._attempts.current(key)
         self._attempts.end(key)
         return True
@@ -105,11 +116,11 @@ class PrefillSide(Common):
         try:
             key = key_of(req)
         except InvalidRequest as error:
-            log.warning("request %s: %s", rid_of(req), error)
+            log.warning("request %s: %s", label_of(req), error)
             self._end(req, failure_of(error), early=early)
             return None
         if self._sharer(req, key):
-            log.warning("request %s: %s", rid_of(req), shared(key))
+            log.warning("request %s: %s", label_of(req), shared(key))
             self._end(req, failure_of(HandoffExists(shared(key))), early=early)
             return None
         self._live[key] = req
@@ -122,7 +133,7 @@ class PrefillSide(Common):
 
     def _terms(self, req: Any) -> dict[str, Any]:
         # Compared within one room: two requests that were given the same room are told apart, a retry is recognised.
-        owner = f"{self.link.owner}/{rid_of(req)}"[:128]
+        owner = owner_of(self.link.owner, rid_of(req))
         return {"owner": owner, "lease": self.link.lease, "expected_readers": self.link.expected_readers}
 
     def _catch_up(self, req: Any, key: Key, attempt: int, work: Callable[[int], T]) -> T:
@@ -134,7 +145,7 @@ class PrefillSide(Common):
                 if not is_behind(error):
                     raise
                 attempt = self._attempts.begin(key, attempt + STEP)
-                log.info("request %s, room %d: on to attempt %d: %s", rid_of(req), key.room, attempt, error)
+                log.info("request %s, room %d: on to attempt %d: %s", label_of(req), key.room, attempt, error)
         return work(attempt)
 
     def _publish(
@@ -146,7 +157,7 @@ class PrefillSide(Common):
                 return
             except StaleReservation as error:
                 # A store that came back empty takes the record all the same; what was overtaken it refuses again.
-                log.warning("request %s, room %d: %s; publishing anew", rid_of(req), key.room, error)
+                log.warning("request %s, room %d: %s; publishing anew", label_of(req), key.room, error)
             except HandoffAborted as error:
                 if not is_behind(error):
                     raise
@@ -161,13 +172,18 @@ class PrefillSide(Common):
     def _refuse(
         self, req: Any, key: Key, held: Reservation | None, failure: Failure, *, ours: bool, early: bool
     ) -> None:
-        log.warning("request %s, room %d: %s", rid_of(req), key.room, failure.message)
+        log.warning("request %s, room %d: %s", label_of(req), key.room, failure.message)
         attempt = self._attempts.current(key)
         self._attempts.end(key)
         if ours:
             counted = own_attempt(req) is None
             self.link.abort_own(key, failure, attempt, held, self._terms(req), counted=counted)
         self._end(req, failure, early=early)
+
+    def _fault(self, req: Any, key: Key, held: Reservation | None, error: Exception, *, early: bool) -> None:
+        """What is no refusal of the store's: a request of unknown make, or a fault of this package."""
+        log.error("request %s, room %d: not handed over", label_of(req), key.room, exc_info=error)
+        self._refuse(req, key, held, fault_of(error), ours=True, early=early)
 
     def _end(self, req: Any, failure: Failure, *, early: bool) -> None:
         """Ends a refused request so that all ranks do it at the same step of their loops: its KV sender fails, SGLang
@@ -191,7 +207,7 @@ def _fail_sender(req: Any) -> None:
     try:
         sender.abort()
     except Exception:  # of a transfer backend; the hand-off has ended already, and decode with it
-        log.exception("request %s: its KV sender could not be aborted", rid_of(req))
+        log.exception("request %s: its KV sender could not be aborted", label_of(req))
 
 
 def _is_ours(error: HandoffError) -> bool:

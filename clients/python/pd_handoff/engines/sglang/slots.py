@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import operator
 from collections import deque
 
 log = logging.getLogger(__name__)
@@ -67,11 +68,17 @@ class SlotAllocator:
         since.
 
         A plain int (not the Slot that alloc gave) is taken at its word: it can be refused only while the row is free.
-        Raises ValueError for what is no row of this allocator.
+        What is no row of this allocator (-1, 1.5, None) is refused in the same way: a bug, but not one to stop a
+        scheduler by.
         """
-        index = int(free_index)
+        try:
+            index = operator.index(free_index)
+        except TypeError:
+            index = -1
         if not 0 <= index < self.size:
-            raise ValueError(f"row {index} is none of the {self.size} rows of this allocator")
+            self.refused += 1
+            log.error("%r is none of the %d rows that can be freed; refused", free_index, self.size)
+            return False
         if not self.holds(free_index):
             self.refused += 1
             log.warning("row %d was freed by one that does not own it; refused", index)
