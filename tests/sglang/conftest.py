@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 from pd_handoff.engines.sglang import StoreLink
+from pd_handoff.engines.sglang.upstream import VERSION, differences
 
 from examples.demo.store import Store
 from examples.sglang.engine import load, patched_copy
@@ -19,6 +21,17 @@ settings.register_profile(
     "sglang", deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
 )
 settings.load_profile("sglang")
+
+
+def pytest_sessionstart() -> None:
+    """Another SGLang than the one that the tests are for fails them all over, in words that say little: so what it has
+    changed is said first, in full, and nothing else is run."""
+    try:
+        found = differences(load("srt.disaggregation.utils"))
+    except ImportError as error:
+        found = [f"sglang.srt.disaggregation.utils cannot be imported: {error}"]
+    if found:
+        pytest.exit("\n".join((f"SGLang {version('sglang')} differs from {VERSION}:", *found)), returncode=1)
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ast
 import inspect
+import os
 import re
+import subprocess
+import sys
 from collections import deque
 from importlib.metadata import version
 from pathlib import Path
@@ -21,7 +24,8 @@ from examples.sglang import engine
 
 def test_the_class_has_the_shape_that_the_adapter_stands_in_for() -> None:
     engine.load("srt.disaggregation.utils")
-    assert differences() == [], f"SGLang {version('sglang')} differs from {VERSION}"
+    found = differences()
+    assert not found, "\n".join((f"SGLang {version('sglang')} differs from {VERSION}:", *found))
 
 
 def test_a_later_class_is_described_and_not_just_refused(upstream: Any) -> None:
@@ -41,6 +45,92 @@ def test_a_later_class_is_described_and_not_just_refused(upstream: Any) -> None:
     assert "LaterAllocator.free() lost free_index and gained slot: slot" in found
     assert "later has no function prepare_abort" in found
     assert "KVPoll.Failed is 9, was 0" in found
+
+
+def test_what_is_read_by_way_of_another_name_or_of_getattr_is_seen(upstream: Any) -> None:
+    found = differences(later_by(upstream, set_buf=Roundabout.set_buf))
+    for name in ("brand_new", "logprob.new_thing", "logprob.deeper.still", "asked_for"):
+        assert f"set_buf reads req.{name}, which is not handed over" in found
+
+
+class Roundabout:
+    """Reads a request by other ways than `req.name`."""
+
+    def set_buf(self, req: Any) -> Any:
+        """Four things that 0.5.23 does not know."""
+        lp = req.logprob
+        deeper = lp.deeper
+        if (same := req) and hasattr(same, "asked_for"):
+            return getattr(req, "brand_new", 0), lp.new_thing, deeper.still
+        return None
+
+
+def test_other_dtypes_and_sizes_of_a_row_are_seen(upstream: Any) -> None:
+    def wider(self: Any, *sizes: Any, **more: Any) -> None:
+        upstream.MetadataBuffers.__init__(self, *sizes, **more)
+        self.cached_tokens = self.cached_tokens.long()
+        self.output_ids = self.output_ids[:, :8]
+        self.output_dsa_topk_indices = None
+
+    found = differences(later_by(upstream, __init__=wider))
+    assert "get_buf's cached_tokens is int64 of [16], was int32 of [16]" in found
+    assert "get_buf's output_ids is int32 of [8], was int32 of [16]" in found
+    assert "get_buf's output_dsa_topk_indices is None, was int32 of [24]" in found
+
+
+def test_a_class_that_cannot_be_constructed_says_so(upstream: Any) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise RuntimeError("a GPU, please")
+
+    found = differences(later_by(upstream, __init__=refuse))
+    assert "MetadataBuffers cannot be constructed to compare its rows: RuntimeError: a GPU, please" in found
+
+
+def later_by(upstream: Any, **methods: Any) -> Any:
+    """SGLang's module, with these methods of its class in the place of its own."""
+    own = vars(upstream.MetadataBuffers)
+    later = type("MetadataBuffers", (upstream.MetadataBuffers,), {**own, **methods})
+    return SimpleNamespace(**{**vars(upstream), "MetadataBuffers": later})
+
+
+def test_a_run_with_another_sglang_ends_with_what_has_changed_and_nothing_else(tmp_path: Path) -> None:
+    engine.patched_copy(tmp_path)
+    file = tmp_path / "sglang/srt/disaggregation/utils.py"
+    text = file.read_text(encoding="utf-8")
+    text = text.replace("def clear_slot(", "def wipe_slot(").replace("def get_kv_checksum(", "def kv_checksum_of(")
+    file.write_text(text, encoding="utf-8")
+    root = Path(engine.__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "tests/sglang", "-q", "-p", "no:cacheprovider"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        cwd=root,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=200,
+    )
+    said = done.stdout + done.stderr
+    assert done.returncode == 1
+    assert f"SGLang {version('sglang')} differs from {VERSION}:" in said
+    for line in (
+        "MetadataBuffers has no method clear_slot",
+        "MetadataBuffers has no method get_kv_checksum",
+        "MetadataBuffers has a new method wipe_slot",
+        "MetadataBuffers has a new method kv_checksum_of",
+    ):
+        assert line in said
+    assert "passed" not in said
+    assert "failed" not in said
+
+
+def test_the_pages_command_for_a_checkout_answers_in_this_environment() -> None:
+    root = Path(engine.__file__).parents[2]
+    page = (root / "docs/engines/sglang.md").read_text(encoding="utf-8")
+    (command,) = re.findall(r"^\.venv-sglang/bin/python (-m .*)$", page, re.MULTILINE)
+    done = subprocess.run(
+        [sys.executable, *command.split()], cwd=root, capture_output=True, text=True, check=False, timeout=200
+    )
+    assert (done.returncode, done.stdout) == (0, "as in 0.5.23\n"), done.stderr
 
 
 class Later:

@@ -13,6 +13,7 @@ import textwrap
 from typing import Any
 
 from pd_handoff.engines.sglang.bridge import ROW
+from pd_handoff.engines.sglang.row import RowShape, blank_row
 
 VERSION = "0.5.23"
 PARAMETERS = (
@@ -54,6 +55,7 @@ READS = frozenset(
         "sampling_mask_rows.view",
     }
 )
+_ALIASES = 8  # names for a part of a part of a request
 POLLS = {"Failed": 0, "Bootstrapping": 1, "WaitingForInput": 2, "Transferring": 3, "Success": 4}
 
 
@@ -78,7 +80,10 @@ def differences(module: Any = None) -> list[str]:
         found += [f"set_buf reads req.{name}, which is not handed over" for name in sorted(read - READS)]
         found += [f"set_buf no longer reads req.{name}" for name in sorted(READS - read)]
     if hasattr(buffers, "get_buf"):
-        _compare(found, "get_buf's tuple", ROW, _tuple(buffers.get_buf))
+        given = _tuple(buffers.get_buf)
+        _compare(found, "get_buf's tuple", ROW, given)
+        if given == ROW:
+            _rows(found, buffers)
     if hasattr(module, "prepare_abort"):
         _compare(
             found, "prepare_abort()", ("req", "error_message", "status_code"), _parameters(module.prepare_abort, 0)
@@ -121,19 +126,73 @@ def _body(function: Any) -> ast.AST:
     return ast.parse(textwrap.dedent(inspect.getsource(function)))
 
 
+def _rows(found: list[str], buffers: Any) -> None:
+    """Compares the dtypes and sizes of a small buffer's row with ours."""
+    torch: Any = importlib.import_module("torch")
+    sizes = {
+        "hidden_size": 48,
+        "hidden_states_dtype": torch.bfloat16,
+        "max_sampling_mask_tokens": 64,
+        "max_top_logprobs_num": 20,
+        "output_dsa_topk_indices_dim": 24,
+    }
+    try:
+        theirs = buffers(1, **sizes).get_buf(0)
+    except Exception as error:  # whatever a class to come may raise
+        found.append(f"MetadataBuffers cannot be constructed to compare its rows: {type(error).__name__}: {error}")
+        return
+    # Masks are there or not by a setting of SGLang's.
+    ours = blank_row(
+        0, RowShape(**sizes, sampling_mask=theirs[ROW.index("output_token_sampling_mask_idx")] is not None)
+    )
+    for name, was, now in zip(ROW, map(_form, ours), map(_form, theirs), strict=True):
+        if was != now:
+            found.append(f"get_buf's {name} is {now}, was {was}")
+
+
+def _form(row: Any) -> str:
+    return "None" if row is None else f"{str(row.dtype).rpartition('.')[2]} of {list(row.shape)}"
+
+
 def _reads(function: Any) -> set[str]:
-    """Dotted names read off the first parameter: `req.a`, `req.logprob.b`."""
-    first = _parameters(function)[0]
-    found = set()
-    for node in ast.walk(_body(function)):
-        path: list[str] = []
-        inner: ast.AST = node
-        while isinstance(inner, ast.Attribute):
-            path.insert(0, inner.attr)
-            inner = inner.value
-        if path and isinstance(inner, ast.Name) and inner.id == first:
-            found.add(".".join(path))
-    return found
+    """Dotted names read off the first parameter: `req.a`, `req.logprob.b`, also by way of another name for a part of it
+    (`part = req.logprob`) and of getattr or hasattr with a name written out."""
+    body = _body(function)
+    names = {_parameters(function)[0]: ""}
+    for _ in range(_ALIASES):
+        known = len(names)
+        for node in ast.walk(body):
+            bound: list[tuple[ast.expr, ast.expr | None]] = []
+            if isinstance(node, ast.Assign):
+                bound = [(target, node.value) for target in node.targets]
+            elif isinstance(node, (ast.AnnAssign, ast.NamedExpr)):
+                bound = [(node.target, node.value)]
+            for target, value in bound:
+                path = _path(value, names)
+                if path is not None and isinstance(target, ast.Name):
+                    names.setdefault(target.id, path)
+        if len(names) == known:
+            break
+    return {path for node in ast.walk(body) if (path := _path(node, names)) and not isinstance(node, ast.Name)}
+
+
+def _path(node: ast.AST | None, names: dict[str, str]) -> str | None:
+    """What of the request an expression is, as a dotted name; "" is the request itself, None is something else."""
+    if isinstance(node, ast.Name):
+        return names.get(node.id)
+    if isinstance(node, ast.Attribute):
+        owner, attribute = _path(node.value, names), node.attr
+    elif (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id in ("getattr", "hasattr")
+        and len(node.args) > 1
+        and isinstance(node.args[1], ast.Constant)
+    ):
+        owner, attribute = _path(node.args[0], names), str(node.args[1].value)
+    else:
+        return None
+    return None if owner is None else f"{owner}.{attribute}".lstrip(".")
 
 
 def _tuple(function: Any) -> tuple[str, ...]:
