@@ -18,13 +18,23 @@ needed=(
 )
 
 made_of=$(cat pyproject.toml constraints.txt constraints-sglang.txt tools/test-sglang.sh | sha256sum)
-if [[ "$(cat "$venv/.complete" 2>/dev/null)" != "$made_of" ]]; then
-  echo "Setting up $venv, about 3 GB; this takes a few minutes ..."
-  [[ -x $venv/bin/python ]] || "$python" -m venv "$venv"
+install() {
   "$venv/bin/python" -m pip install -qq --upgrade 'pip>=25.1'
   "$venv/bin/python" -m pip install -qq -c constraints.txt -c constraints-sglang.txt \
     -e '.[server]' pytest pytest-timeout hypothesis "${needed[@]}"
   "$venv/bin/python" -m pip install -qq --no-deps -c constraints-sglang.txt sglang
+}
+
+if [[ "$(cat "$venv/.complete" 2>/dev/null)" != "$made_of" ]]; then
+  echo "Setting up $venv, about 3 GB; this takes a few minutes ..."
+  [[ -x $venv/bin/python ]] || "$python" -m venv "$venv"
+  install
+  if ! "$venv/bin/python" tests/sglang/pins.py; then
+    echo "Setting up $venv anew, without what was left of a former one ..."
+    "$python" -m venv --clear "$venv"
+    install
+    "$venv/bin/python" tests/sglang/pins.py
+  fi
   echo "$made_of" >"$venv/.complete"
 fi
 if [[ "${1:-}" == --only-setup ]]; then exit 0; fi
