@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 
 from pd_handoff_server import refusal
 from pd_handoff_server.refusal import Refusal
@@ -70,9 +71,10 @@ class Lifecycle(Books):
         wanted = sum(plan.kept is None for plan in plans)
         own.update(plan.replaces.slot for plan in plans if plan.replaces is not None)
         kept = {plan.kept.slot for plan in plans if plan.kept is not None}
-        if barge:
-            own.update(self._consumed.keys() - kept)
-        if wanted > len(own) + (self.slots.free if barge else 0):
+        supply = len(own)
+        if barge:  # counted, not collected: there may be as many consumed ones as there are slots
+            supply += self.available - sum(slot in self._consumed for slot in own | kept)
+        if wanted > supply:
             raise self.full()
         if self.quotas.limits:
             self._check_quotas(plans)
@@ -81,8 +83,8 @@ class Lifecycle(Books):
             self._replace(plan)
         for spec in specs:
             self._accept_producer(spec)
-        spare = [handoff for slot, handoff in self._consumed.items() if slot not in kept]
-        for handoff in spare[: max(wanted - self.slots.free, 0)]:
+        spare = (handoff for slot, handoff in self._consumed.items() if slot not in kept)
+        for handoff in list(islice(spare, max(wanted - self.slots.free, 0))):
             self._end(handoff, Outcome.COMPLETED)
         return [self._carry_out(plan) for plan in plans]
 

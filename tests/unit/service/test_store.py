@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import tracemalloc
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -277,3 +278,23 @@ def test_a_wait_that_is_over_holds_nothing_of_its_call() -> None:
         wait(lambda caller: store.core.put_reserving(Spec(wanted, "b"), make.full(), 10 * SECOND, caller), over)
     assert store.core.waiting == 0
     assert all(getattr(entry[2], "draft", None) is None for entry in store.core._waiting.deadlines._heap)
+
+
+def test_a_batch_looks_at_no_more_consumed_slots_than_it_takes() -> None:
+    slots = 5000
+    store = Store(slots)
+    for room in range(slots):
+        store.publish(("", room, 0))
+        store.get(("", room, 0))
+    assert store.lifecycle.consumed == slots
+    specs = [Spec(("", slots + number, 0), "o") for number in range(8)]
+    tracemalloc.start()
+    try:
+        handoffs = store.core.reserve_all(specs, 0, store.completed.append)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert isinstance(handoffs, list)
+    assert len(handoffs) == 8
+    assert store.lifecycle.consumed == slots - 8
+    assert peak < 100_000  # a set of all of them takes more
