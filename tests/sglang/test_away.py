@@ -165,3 +165,33 @@ def test_no_thread_waits_for_an_abort_while_the_store_is_known_to_be_away(
     assert calls == ["reserve"]
     assert link.breaker.away
     link.close()
+
+
+def test_calls_that_fail_at_once_do_not_put_off_the_next_look_at_the_store(target: str) -> None:
+    outside = Outside()
+    link = StoreLink(target, pause=5.0, clock=outside.clock)
+
+    def unanswered(_: Any) -> None:
+        raise StoreUnavailable("nobody there")
+
+    with pytest.raises(StoreUnavailable, match="nobody there"):
+        link.call(unanswered)
+    for now in (102.0, 104.9):
+        outside.now = now
+        with pytest.raises(StoreUnavailable, match="it is asked again in"):
+            link.call(unanswered)
+    outside.now = 105.0  # the store answers this probe
+    assert link.call(lambda client: client.capabilities()).limits.top_logprobs == 128
+    link.close()
+
+
+def test_a_probe_that_cannot_be_made_is_not_the_end_of_a_loop() -> None:
+    outside = Outside()
+
+    def unmade() -> None:
+        raise ValueError("no address")
+
+    breaker = Breaker(unmade, pause=5.0, clock=outside.clock)
+    breaker.note(StoreUnavailable())
+    outside.now = 105.0
+    breaker.check()

@@ -16,6 +16,8 @@ from tests.sglang.sides import Sides
 
 NAMES = ("漢" * 73, "é" * 5000, "\ud800x", "x" * 5000, "a\nb\x00c", "", "😀" * 40)
 
+KINDS = ("73-ideographs", "10000-bytes", "surrogate", "5000-letters", "controls", "empty", "emoji")
+
 
 def wait_for(sides: Sides, made: Made, end: Any) -> tuple[int, str]:
     """What decode's user gets when `end` has ended the request on prefill."""
@@ -27,7 +29,7 @@ def wait_for(sides: Sides, made: Made, end: Any) -> tuple[int, str]:
     return request.finished_reason.status_code, request.finished_reason.message
 
 
-@pytest.mark.parametrize(("number", "rid"), list(enumerate(NAMES)))
+@pytest.mark.parametrize(("number", "rid"), list(enumerate(NAMES)), ids=KINDS)
 def test_a_request_of_any_name_is_handed_over(sides: Sides, number: int, rid: str) -> None:
     made = Made(token=5, room=(1 << 50) + number)
     source, request = made.request(rid=rid), made.request(computed=False)
@@ -36,7 +38,7 @@ def test_a_request_of_any_name_is_handed_over(sides: Sides, number: int, rid: st
     assert request.finished_reason is None
 
 
-@pytest.mark.parametrize(("number", "rid"), list(enumerate(NAMES)))
+@pytest.mark.parametrize(("number", "rid"), list(enumerate(NAMES)), ids=KINDS)
 @pytest.mark.parametrize("held", [True, False])
 def test_an_abort_of_a_request_of_any_name_is_heard(sides: Sides, number: int, rid: str, held: bool) -> None:
     made = Made(room=(1 << 51) + 2 * number + held)
@@ -77,6 +79,7 @@ class UnspeakableError(Exception):
         (2, None, "None"),
         (3, UnspeakableError(), "UnspeakableError without a text"),
     ],
+    ids=("surrogate", "exception", "none", "unspeakable"),
 )
 @pytest.mark.parametrize("held", [True, False])
 def test_an_abort_in_any_words_is_heard(sides: Sides, number: int, message: Any, heard: str, held: bool) -> None:

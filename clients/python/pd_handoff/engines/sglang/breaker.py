@@ -50,6 +50,8 @@ class Breaker:
             raise StoreUnavailable(self._text(self._clock())) from error
         except HandoffError as error:  # whatever it thinks of the probe, it answers
             log.debug("the probe was refused: %s", error)
+        except Exception as error:  # none was made: the call itself will say why
+            log.warning("the store could not be probed: %s", error)
         log.warning("the store answers again, after %.1f s", self._clock() - self._since)
         self._open = False
 

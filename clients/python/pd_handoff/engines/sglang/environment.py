@@ -7,7 +7,7 @@
 | `PD_HANDOFF_BEARER_FILE` | file with this node's bearer token alone; read at each call | no token |
 | `PD_HANDOFF_TLS_CA` | PEM of the authority that signed the store's certificate | plaintext |
 | `PD_HANDOFF_INSECURE_TOKEN` | `yes` lets the token go in plaintext beyond loopback and Unix sockets | `no` |
-| `PD_HANDOFF_EXPECTED_READERS` | on prefill: how many ranks of decode read a record | 1 |
+| `PD_HANDOFF_EXPECTED_READERS` | on prefill: how many ranks of decode read a record, 1 to 1,024 | 1 |
 | `PD_HANDOFF_ADMISSION` | `reject` or `clamp`: see Admission | `reject` |
 """
 

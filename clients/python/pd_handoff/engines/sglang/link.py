@@ -138,8 +138,8 @@ class StoreLink:
     def call(self, work: Callable[[PrefillClient], T]) -> T:
         """One call of prefill's, in the scheduler's loop. Raises nothing but a HandoffError: StoreUnavailable at once
         while the store is known to be away, Unworkable for what is neither an answer of the store's nor its absence."""
+        self.breaker.check()  # and no note of that: a refusal here would put off the next look at the store
         try:
-            self.breaker.check()
             return work(self.prefill)
         except HandoffError as error:
             self.breaker.note(error)
