@@ -11,7 +11,8 @@ from pd_handoff.v1 import record_pb2
 
 
 def append_to_request(req: Any, record: record_pb2.HandoffRecord, *, replayed_token: int | None = None) -> int:
-    """Does to a decode request what SGLang's `_commit_transfer_to_req` does with a row, and returns the token appended.
+    """Sets on a decode request what SGLang's `_commit_transfer_to_req` takes from a row; returns the token appended.
+    The draft state, the expected checksum of the KV cache and the count of reasoning tokens stay with the engine.
 
     Lists get exactly the values that prefill had, as many as it had. What prefill left out is None (the logprob) or
     an empty list where SGLang would append 0.0; logprobs of listed token ids are appended where SGLang loses them.

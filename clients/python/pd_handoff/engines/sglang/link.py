@@ -183,7 +183,8 @@ class StoreLink:
         counted: bool = False,
     ) -> Future[bool]:
         """Aborts in the background what this prefill holds, or could hold under `terms`; a hand-off of another owner
-        under the same key is left alone (False). An attempt that was `counted` here may turn out to be behind: then
+        under the same key is left alone (False), unless the store takes `terms` for malformed: then nothing can be
+        claimed, and the abort goes by the key. An attempt that was `counted` here may turn out to be behind: then
         the one that decode waits for is aborted."""
         try:
             client = self.prefill
