@@ -20,6 +20,7 @@ from pd_handoff.engines.sglang import (
     link_from_environment,
     report_abort,
 )
+from pd_handoff.engines.sglang.link import Unworkable
 
 from tests.sglang.making import Made
 
@@ -128,6 +129,17 @@ def test_no_error_of_a_setting_reaches_the_schedulers_loop(
         assert request.finished_reason.status_code == 500
         assert "10.1.2.3" not in request.finished_reason.message
     buffers.close()
+
+
+def test_a_call_ends_with_an_error_of_the_clients_and_no_other(target: str) -> None:
+    link = StoreLink(target)
+    with pytest.raises(Unworkable) as raised:
+        link.call(broken)
+    assert (raised.value.http_status, str(raised.value)) == (
+        500,
+        "the hand-off between prefill and decode failed: ValueError",
+    )
+    link.close()
 
 
 @pytest.mark.parametrize("name", ["widths_of", "record_from_request"])

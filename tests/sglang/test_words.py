@@ -8,6 +8,7 @@ import pytest
 import torch
 from pd_handoff import Failure, Key
 from pd_handoff.engines.sglang import StoreLink, StoreMetadataBuffers, report_abort, report_finish
+from pd_handoff.engines.sglang.failures import failure_from_sglang
 from pd_handoff.engines.sglang.link import PLAIN
 from pd_handoff.engines.sglang.texts import LONGEST_NAME, owner_of, text_of
 
@@ -98,6 +99,7 @@ def test_a_status_that_is_none_is_500(sides: Sides) -> None:
 def test_an_abort_in_too_many_words_is_cut() -> None:
     assert len(text_of("漢" * 5000).encode()) <= 4096
     assert set(text_of("漢" * 5000)) == {"漢"}
+    assert failure_from_sglang("\ud800", 400) == Failure(400, "BAD_REQUEST", "?")
 
 
 def test_an_abort_whose_claim_is_refused_goes_by_its_key(target: str, sides: Sides) -> None:
