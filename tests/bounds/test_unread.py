@@ -162,6 +162,23 @@ def test_thousands_that_wait_for_one_record(store: LocalStore, deaf: MakeDeaf) -
 
 
 @over_tcp
+def test_who_has_waited_and_is_counted_as_a_reader_has_the_record(store: LocalStore, deaf: MakeDeaf) -> None:
+    steps = store.steps()
+    steps.publish(1, large())
+    token = steps.reserve(9).token
+    waiting = steps.caller.start("Get", requests.get(9, reader="honest", consume=True, max_wait=60))
+    store.until_waiting(1)
+    for peer in [deaf() for _ in range(8)]:
+        peer.ask(f"/{STORE}/Get", requests.get(1), 40)
+    eventually(lambda: held(store) >= LIMIT // 2, "their host holds its share, which is the reader's too")
+    with refused("TOO_MANY_WAITERS", limit=LIMIT):
+        steps.put(9, token, large())
+    assert store.app.store is not None
+    store.app.store.put(("", 9, 0), token, large())  # as a producer on another host does
+    assert waiting.result().record == large()
+
+
+@over_tcp
 def test_what_a_batch_has_while_it_waits_for_more(store: LocalStore, deaf: MakeDeaf) -> None:
     steps = store.steps()
     steps.publish(1, large())

@@ -210,7 +210,7 @@ class Calls:
         later = done
         if wait:
             wait = call.patience(wait)
-            later = _then(partial(self._late_bytes, call), done)
+            later = _then(self._get_bytes if consume else partial(self._late_bytes, call), done)
         answer = self._store.get(key, request.attempt, reader_id, consume, wait, later, call)
         return self._get_bytes(answer) if isinstance(answer, Reading) else answer
 
@@ -218,8 +218,9 @@ class Calls:
         return wire.get_response(reading, self._epoch)
 
     def _late_bytes(self, call: Call, reading: Reading) -> bytes | Refusal:
-        """The answer to a Get that has waited. Thousands can wait for one record and have it all at once, so that their
-        callers' shares are looked at again; whoever is refused here can read again, as after a lost answer."""
+        """The answer to a Get that has waited and consumes nothing. Thousands can wait for one record and have it all at
+        once, so that their callers' shares are looked at again; whoever is refused here can read again. A consuming one
+        is counted as a reader by now, and only the expected ones are: it must have its record."""
         return self._unread.over(call) or self._get_bytes(reading)
 
     def batch_get(self, data: bytes, call: Call, done: Done) -> Answer:
