@@ -218,9 +218,9 @@ class Calls:
         return wire.get_response(reading, self._epoch)
 
     def _late_bytes(self, call: Call, reading: Reading) -> bytes | Refusal:
-        """The answer to a Get that has waited and consumes nothing. Thousands can wait for one record and have it all at
-        once, so that their callers' shares are looked at again; whoever is refused here can read again. A consuming one
-        is counted as a reader by now, and only the expected ones are: it must have its record."""
+        """The answer to a Get that has waited and consumes nothing. Thousands can wait for one record and have it all
+        at once, so that their callers' shares are looked at again; whoever is refused here can read again. A consuming
+        one is counted as a reader by now, and only the expected ones are: it must have its record."""
         return self._unread.over(call) or self._get_bytes(reading)
 
     def batch_get(self, data: bytes, call: Call, done: Done) -> Answer:
