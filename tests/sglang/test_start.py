@@ -66,17 +66,32 @@ def test_an_operators_mistake_stops_a_node_and_names_the_variable(
         link_from_environment()
 
 
-def test_the_mistake_is_found_when_sglang_imports_the_adapter() -> None:
+@pytest.mark.parametrize(
+    ("variable", "value", "statement", "words"),
+    [
+        (
+            *("PD_HANDOFF_TARGET", "http://store", "import pd_handoff.engines.sglang"),
+            "ValueError: PD_HANDOFF_TARGET: target 'http://store': give host:port",
+        ),
+        (
+            *("PD_HANDOFF_ADMISSION", "Clamp", "from pd_handoff.engines.sglang import admit"),
+            'PD_HANDOFF_ADMISSION must be "reject" or "clamp", is \'Clamp\'',
+        ),
+    ],
+)
+def test_the_mistake_is_found_when_sglang_imports_the_adapter(
+    variable: str, value: str, statement: str, words: str
+) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", "import pd_handoff.engines.sglang"],
-        env={**os.environ, "PD_HANDOFF_TARGET": "http://store"},
+        [sys.executable, "-c", statement],
+        env={**os.environ, variable: value},
         capture_output=True,
         text=True,
         check=False,
         timeout=60,
     )
     assert done.returncode != 0
-    assert "ValueError: PD_HANDOFF_TARGET: target 'http://store': give host:port" in done.stderr
+    assert words in done.stderr
 
 
 def test_a_certificate_in_pem_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
