@@ -1,0 +1,1 @@
+"""Parts of the server in C, which it also works without."""
