@@ -1,24 +1,218 @@
-/* The binding of scan.c to Python: pd_handoff_server.native._scan. */
+/* pd_handoff_server.native._scan: what scan.c finds, as Python values. See _scan.pyi. */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
 #include "scan.h"
 
-static int scan_exec(PyObject *module) {
-    return PyModule_AddIntConstant(module, "PLACEHOLDER", pd_scan_placeholder());
+static const int64_t ABSENT = -1;
+
+/* -- arguments ----------------------------------------------------------------------------------------------------- */
+
+static bool is_bytes(PyObject *object) {
+  if (PyBytes_Check(object)) return true;
+  PyErr_Format(PyExc_TypeError, "bytes are needed, not %.100s", Py_TYPE(object)->tp_name);
+  return false;
 }
 
-static PyModuleDef_Slot scan_slots[] = {
-    {Py_mod_exec, (void *)scan_exec},
+static pd_slice slice_of(PyObject *bytes) {
+  pd_slice slice = {(const uint8_t *)PyBytes_AS_STRING(bytes), (size_t)PyBytes_GET_SIZE(bytes)};
+  return slice;
+}
+
+static bool takes(Py_ssize_t given, Py_ssize_t needed) {
+  if (given == needed) return true;
+  PyErr_Format(PyExc_TypeError, "takes %zd arguments, not %zd", needed, given);
+  return false;
+}
+
+/* Limits are handed over as packed by Python's struct as "=9Q", which is how they lie in memory. */
+static bool limits_of(PyObject *packed, pd_limits *out) {
+  if (!is_bytes(packed)) return false;
+  if (PyBytes_GET_SIZE(packed) != sizeof *out) {
+    PyErr_Format(PyExc_ValueError, "limits are %zu bytes", sizeof *out);
+    return false;
+  }
+  memcpy(out, PyBytes_AS_STRING(packed), sizeof *out);
+  return true;
+}
+
+/* -- values: each takes over the references it is given, and fails when one of them is NULL ----------------------- */
+
+static PyObject *tuple_of(Py_ssize_t count, PyObject **items) {
+  bool whole = true;
+  for (Py_ssize_t n = 0; n < count; n++) whole = whole && items[n];
+  PyObject *tuple = whole ? PyTuple_New(count) : NULL;
+  for (Py_ssize_t n = 0; n < count; n++) {
+    if (tuple)
+      PyTuple_SET_ITEM(tuple, n, items[n]);
+    else
+      Py_XDECREF(items[n]);
+  }
+  return tuple;
+}
+
+#define TUPLE(...)                                                            \
+  tuple_of(sizeof((PyObject *[]){__VA_ARGS__}) / sizeof(PyObject *), \
+           (PyObject *[]){__VA_ARGS__})
+
+static PyObject *none(void) { Py_RETURN_NONE; }
+
+static PyObject *bytes_of(pd_slice slice) {
+  return PyBytes_FromStringAndSize((const char *)slice.data, (Py_ssize_t)slice.size);
+}
+
+static PyObject *ascii_of(pd_slice slice) {
+  return PyUnicode_DecodeASCII((const char *)slice.data, (Py_ssize_t)slice.size, NULL);
+}
+
+static PyObject *number_of(uint64_t value) { return PyLong_FromUnsignedLongLong(value); }
+
+static PyObject *time_or_none(int64_t value) { return value == ABSENT ? none() : PyLong_FromLongLong(value); }
+
+static PyObject *time_or_zero(int64_t value) { return PyLong_FromLongLong(value == ABSENT ? 0 : value); }
+
+static PyObject *key_of(const pd_key *key) {
+  return TUPLE(ascii_of(key->namespace_), number_of(key->room), number_of(key->sample));
+}
+
+static PyObject *widths_of(const uint64_t *widths) {
+  PyObject *items[PD_WIDTHS];
+  for (int n = 0; n < PD_WIDTHS; n++) items[n] = number_of(widths[n]);
+  return tuple_of(PD_WIDTHS, items);
+}
+
+static PyObject *reserve_of(const pd_reserve *r) {
+  PyObject *producer = r->has_producer ? TUPLE(ascii_of(r->instance_id), number_of(r->epoch)) : none();
+  PyObject *widths = r->has_widths ? widths_of(r->widths) : none();
+  PyObject *spec = TUPLE(key_of(&r->key), ascii_of(r->owner), number_of(r->attempt), time_or_none(r->lease),
+                         number_of(r->expected_readers), producer, widths);
+  return TUPLE(spec, time_or_zero(r->max_wait));
+}
+
+static PyObject *put_of(const pd_put *p) {
+  return TUPLE(key_of(&p->key), bytes_of(p->token), bytes_of(p->image), number_of(p->record.presence),
+               widths_of(p->record.widths), p->reserves ? reserve_of(&p->reserve) : none());
+}
+
+static PyObject *get_of(const pd_get *g) {
+  return TUPLE(key_of(&g->key), number_of(g->attempt), time_or_zero(g->max_wait), ascii_of(g->reader_id),
+               PyBool_FromLong(g->consume), ascii_of(g->expected_store_epoch));
+}
+
+/* -- one request, or all of a batch; None where Python has to look ------------------------------------------------- */
+
+typedef PyObject *(*reading)(pd_slice, const pd_limits *);
+
+static PyObject *read_put(pd_slice data, const pd_limits *limits) {
+  pd_put found;
+  return pd_scan_put(data, limits, &found) ? put_of(&found) : none();
+}
+
+static PyObject *read_get(pd_slice data, const pd_limits *limits) {
+  pd_get found;
+  (void)limits;
+  return pd_scan_get(data, &found) ? get_of(&found) : none();
+}
+
+static PyObject *read_reserve(pd_slice data, const pd_limits *limits) {
+  pd_reserve found;
+  (void)limits;
+  return pd_scan_reserve(data, &found) ? reserve_of(&found) : none();
+}
+
+static PyObject *read_all(pd_slice data, const pd_limits *limits, reading read) {
+  PyObject *list = PyList_New(0);
+  while (list && data.size) {
+    pd_slice item;
+    PyObject *found = pd_next_item(&data, &item) ? read(item, limits) : none();
+    if (found && found != Py_None && PyList_Append(list, found) == 0) {
+      Py_DECREF(found);
+      continue;
+    }
+    bool odd = found == Py_None;
+    Py_XDECREF(found);
+    Py_DECREF(list);
+    return odd ? none() : NULL;
+  }
+  return list;
+}
+
+static PyObject *with_limits(PyObject *const *args, Py_ssize_t given, bool batch) {
+  pd_limits limits;
+  if (!takes(given, 2) || !is_bytes(args[0]) || !limits_of(args[1], &limits)) return NULL;
+  return batch ? read_all(slice_of(args[0]), &limits, read_put) : read_put(slice_of(args[0]), &limits);
+}
+
+static PyObject *scan_put(PyObject *self, PyObject *const *args, Py_ssize_t given) {
+  (void)self;
+  return with_limits(args, given, false);
+}
+
+static PyObject *scan_put_all(PyObject *self, PyObject *const *args, Py_ssize_t given) {
+  (void)self;
+  return with_limits(args, given, true);
+}
+
+static PyObject *scan_get(PyObject *self, PyObject *data) {
+  (void)self;
+  return is_bytes(data) ? read_get(slice_of(data), NULL) : NULL;
+}
+
+static PyObject *scan_get_all(PyObject *self, PyObject *data) {
+  (void)self;
+  return is_bytes(data) ? read_all(slice_of(data), NULL, read_get) : NULL;
+}
+
+static PyObject *scan_reserve(PyObject *self, PyObject *data) {
+  (void)self;
+  return is_bytes(data) ? read_reserve(slice_of(data), NULL) : NULL;
+}
+
+static PyObject *scan_reserve_all(PyObject *self, PyObject *data) {
+  (void)self;
+  return is_bytes(data) ? read_all(slice_of(data), NULL, read_reserve) : NULL;
+}
+
+static PyObject *scan_session(PyObject *self, PyObject *data) {
+  pd_session found;
+  (void)self;
+  if (!is_bytes(data)) return NULL;
+  if (!pd_scan_session(slice_of(data), &found)) return none();
+  return TUPLE(number_of(found.call_id), number_of(found.number), bytes_of(found.call));
+}
+
+/* -- the module ---------------------------------------------------------------------------------------------------- */
+
+static PyMethodDef methods[] = {
+    {"put", (PyCFunction)(void (*)(void))scan_put, METH_FASTCALL, NULL},
+    {"put_all", (PyCFunction)(void (*)(void))scan_put_all, METH_FASTCALL, NULL},
+    {"get", scan_get, METH_O, NULL},
+    {"get_all", scan_get_all, METH_O, NULL},
+    {"reserve", scan_reserve, METH_O, NULL},
+    {"reserve_all", scan_reserve_all, METH_O, NULL},
+    {"session", scan_session, METH_O, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static int execute(PyObject *module) { return PyModule_AddStringConstant(module, "SCHEMA", PD_SCHEMA); }
+
+static PyModuleDef_Slot slots[] = {
+    {Py_mod_exec, (void *)execute},
+#ifdef Py_mod_multiple_interpreters
+    {Py_mod_multiple_interpreters, Py_MOD_PER_INTERPRETER_GIL_SUPPORTED},
+#endif
+#ifdef Py_mod_gil
+    {Py_mod_gil, Py_MOD_GIL_NOT_USED},
+#endif
     {0, NULL},
 };
 
-static struct PyModuleDef scan_module = {
+static struct PyModuleDef definition = {
     PyModuleDef_HEAD_INIT,
     .m_name = "_scan",
-    .m_doc = "Reads requests from their wire form.",
-    .m_size = 0,
-    .m_slots = scan_slots,
+    .m_doc = "Canonical requests as Python values; None for whatever else.",
+    .m_methods = methods,
+    .m_slots = slots,
 };
 
-PyMODINIT_FUNC PyInit__scan(void) { return PyModuleDef_Init(&scan_module); }
+PyMODINIT_FUNC PyInit__scan(void) { return PyModuleDef_Init(&definition); }
