@@ -9,8 +9,12 @@ SHELL := bash
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
 
+# Tests are of the server with its extension in C: without it they fail, rather than pass on the Python that stands in
+# for it. Elsewhere it is built where there is a compiler. PD_HANDOFF_NATIVE=auto or =off, put before make, overrides.
+test pytest faults: export PD_HANDOFF_NATIVE ?= required
+
 .PHONY: setup
-setup: .venv/.complete ## Make .venv with the package, the command and every tool that the tests use
+setup: .venv/.native ## Make .venv with the package, the command and every tool that the tests use
 
 .venv/.complete: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "needs Python 3.10 or later; name it: make PYTHON=python3.11" >&2; exit 1; }
@@ -20,6 +24,11 @@ setup: .venv/.complete ## Make .venv with the package, the command and every too
 	$(BIN)/python -m pip install -qq --upgrade 'pip>=25.1'
 	$(BIN)/python -m pip install -qq -c constraints.txt -e '.[server,demo]' --group test --group lint
 	@touch $@
+
+# The extension again when its sources change. Where there is none for want of a compiler, each target looks anew.
+.venv/.native: .venv/.complete tools/hatch_build.py $(wildcard service/pd_handoff_server/native/*.[ch])
+	$(BIN)/python -m pip install -qq --no-deps --no-build-isolation -e .
+	@! compgen -G 'service/pd_handoff_server/native/*.so' >/dev/null || touch $@
 
 .venv-gen/.complete: tools/gen-requirements.txt
 	[ -x .venv-gen/bin/python ] || $(PYTHON) -m venv .venv-gen
@@ -85,4 +94,5 @@ bench-quick: setup ## The same in under 90 seconds
 .PHONY: clean
 clean: ## Remove all that the other targets made
 	rm -rf .venv .venv-* build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -f service/pd_handoff_server/native/*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

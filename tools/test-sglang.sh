@@ -18,6 +18,7 @@ needed=(
 )
 
 made_of=$(cat pyproject.toml constraints.txt constraints-sglang.txt tools/test-sglang.sh | sha256sum)
+native=$(cat tools/hatch_build.py service/pd_handoff_server/native/*.[ch] | sha256sum)
 install() {
   "$venv/bin/python" -m pip install -qq --upgrade 'pip>=25.1'
   "$venv/bin/python" -m pip install -qq -c constraints.txt -c constraints-sglang.txt \
@@ -35,7 +36,12 @@ if [[ "$(cat "$venv/.complete" 2>/dev/null)" != "$made_of" ]]; then
     install
     "$venv/bin/python" tests/sglang/pins.py
   fi
+  echo "$native" >"$venv/.native"
   echo "$made_of" >"$venv/.complete"
+fi
+if [[ "$(cat "$venv/.native" 2>/dev/null)" != "$native" ]]; then
+  "$venv/bin/python" -m pip install -qq --no-deps -e .
+  echo "$native" >"$venv/.native"
 fi
 if [[ "${1:-}" == --only-setup ]]; then exit 0; fi
 
