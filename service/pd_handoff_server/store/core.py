@@ -6,6 +6,7 @@ import threading
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 from pd_handoff_server import refusal
@@ -37,6 +38,21 @@ class _Inside:
 
     def __exit__(self, *_: object) -> None:
         self._store.leave()
+
+
+class _Together:
+    """Whoever holds this makes several calls as one thing: see `Store.together`."""
+
+    __slots__ = ("_store",)
+
+    def __init__(self, store: Core) -> None:
+        self._store = store
+
+    def __enter__(self) -> None:
+        self._store.gather()
+
+    def __exit__(self, *_: object) -> None:
+        self._store.disperse()
 
 
 class Core:
@@ -71,10 +87,13 @@ class Core:
         self._max_waiting_bytes = max_waiting_bytes
         self._waiting = Waiting()
         self._draining = False
-        self._answers: deque[tuple[Done, Any]] = deque()
+        self._answers: list[tuple[Done, Any]] = []  # of changes that are not committed yet
+        self._told: deque[tuple[Done, Any]] = deque()  # those that their callers may have
         self._armed = 0  # when the ticker looks next; 0 until it first did
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._inside = _Inside(self)
+        self._together = _Together(self)
+        self._gathered = 0  # how often the thread that holds the lock has said that more calls follow
         self.alarm: Callable[[], None] = lambda: None
         self.commit: Callable[[], None] = _nothing
         self.release_memory: Callable[[], None] = lambda: None
@@ -85,20 +104,48 @@ class Core:
 
     def leave(self) -> None:
         """Settle, give the lock back, and run completions outside it, so that they may call the store."""
+        if self._gathered:
+            self._leave_gathered()
+            return
         try:
             try:
                 self._settle()
             finally:
                 if self.commit is not _nothing:
                     self.commit()
+            if self._answers:
+                self._told.extend(self._answers)
+                self._answers.clear()
         finally:
             self._lock.release()
-        while self._answers:
+        while self._told:
             try:
-                done, result = self._answers.popleft()
+                done, result = self._told.popleft()
             except IndexError:  # another thread took the last one
                 return
             done(result)
+
+    def _leave_gathered(self) -> None:
+        """More calls follow at once. Those who wait are served in between, since that may change what these meet."""
+        try:
+            if self._waiting.count:
+                self._settle()
+        finally:
+            self._lock.release()
+
+    def together(self) -> AbstractContextManager[None]:
+        """See `Store`."""
+        return self._together
+
+    def gather(self) -> None:
+        """Enter, and stay inside until `disperse`."""
+        self._lock.acquire()
+        self._gathered += 1
+
+    def disperse(self) -> None:
+        """The last of the calls that belong together has been made."""
+        self._gathered -= 1
+        self.leave()
 
     @abstractmethod
     def _settle(self) -> None:

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import islice
 
-from pd_handoff.v1 import record_pb2
-
 from pd_handoff_server import refusal
-from pd_handoff_server.arena.draft import check_widths, measure
+from pd_handoff_server.arena.draft import Draft, check_widths, measure
 from pd_handoff_server.lifecycle import Failure, Handoff, Key, Spec, State, Tombstone, reader_mark
 from pd_handoff_server.lifecycle.admission import outcome_refusal
 from pd_handoff_server.refusal import Refusal
 
-from .interface import LIVE_STATES, Done, Origin, Parked, Reading, Sight, state_word
+from .interface import LIVE_STATES, Content, Done, Origin, Parked, Reading, Sight, state_word
 from .parking import Parking
 from .waiting import Claimant, Reader
 
@@ -79,7 +77,7 @@ class EmbeddedStore(Parking):
 
     # -- Put -----------------------------------------------------------------------------------------------------------
 
-    def put(self, key: Key, token: bytes, record: record_pb2.HandoffRecord) -> int:
+    def put(self, key: Key, token: bytes, record: Content) -> int:
         """See `Store`."""
         self._lock.acquire()
         try:
@@ -87,20 +85,23 @@ class EmbeddedStore(Parking):
         finally:
             self.leave()
 
-    def _put(self, holder: Handoff | Tombstone, record: record_pb2.HandoffRecord) -> int:
+    def _put(self, holder: Handoff | Tombstone, record: Content) -> int:
         if isinstance(holder, Tombstone):
             if holder.digest is None:
                 raise outcome_refusal(holder, reading=False)
-            return self._published_again(holder, measure(record, self._layout))
-        draft = measure(record, self._layout)
+            return self._published_again(holder, self._measured(record))
+        draft = self._measured(record)
         if holder.state is State.RESERVED:
             self._arena.write(holder.slot, holder.generation, draft)
             self._lifecycle.publish(holder)
             return holder.published_wall
         return self._published_again(holder, draft)
 
+    def _measured(self, record: Content) -> Draft:
+        return record if record.__class__ is Draft else measure(record, self._layout)  # type: ignore[return-value, arg-type]
+
     def put_reserving(
-        self, spec: Spec, record: record_pb2.HandoffRecord, max_wait: int, done: Done, origin: Origin | None = None
+        self, spec: Spec, record: Content, max_wait: int, done: Done, origin: Origin | None = None
     ) -> int | Parked:
         """See `Store`."""
         with self._inside:
@@ -111,10 +112,10 @@ class EmbeddedStore(Parking):
             return self._put_reserving(spec, record, max_wait, done, origin)
 
     def _put_reserving(
-        self, spec: Spec, record: record_pb2.HandoffRecord, max_wait: int, done: Done, origin: Origin | None
+        self, spec: Spec, record: Content, max_wait: int, done: Done, origin: Origin | None
     ) -> int | Parked:
         self._lifecycle.admit(spec)
-        draft = measure(record, self._layout)
+        draft = self._measured(record)
         try:
             handoff = self._reserve(spec)
         except Refusal as refused:

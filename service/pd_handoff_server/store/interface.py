@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from pd_handoff.v1 import record_pb2
 
+from pd_handoff_server.arena.draft import Draft
 from pd_handoff_server.arena.layout import Limits
 from pd_handoff_server.lifecycle.model import Failure, Handoff, Key, Policy, Spec, State, Tombstone
 
 Done = Callable[[Any], None]
 """Called at most once, from any thread, with a result or with the Refusal that takes its place. Must not raise."""
 
+
+Content = record_pb2.HandoffRecord | Draft
+"""A record to be put: as a message, whose form and widths are yet to be looked at, or measured already."""
 
 LIVE_STATES = frozenset(state.value for state in State)
 
@@ -112,6 +117,13 @@ class Store(Protocol):
     def census(self) -> Census:
         """Counts, at the cost of a lock."""
 
+    def together(self) -> AbstractContextManager[None]:
+        """For several calls of this thread in a row: each as alone and in order, but one lock, one commit for all.
+
+        Other threads wait meanwhile, and whoever is answered by one of these calls is told when the last has been made.
+        What the calls return may be told to nobody before that, since it is not kept before.
+        """
+
     def reserve(self, spec: Spec, max_wait: int, done: Done, origin: Origin | None = None) -> Handoff | Parked:
         """Claim a slot, or renew."""
 
@@ -120,11 +132,11 @@ class Store(Protocol):
     ) -> list[Handoff] | Parked:
         """Claim a slot for each, or for none. Keys must differ."""
 
-    def put(self, key: Key, token: bytes, record: record_pb2.HandoffRecord) -> int:
+    def put(self, key: Key, token: bytes, record: Content) -> int:
         """Publish; returns the wall time of publication in nanoseconds."""
 
     def put_reserving(
-        self, spec: Spec, record: record_pb2.HandoffRecord, max_wait: int, done: Done, origin: Origin | None = None
+        self, spec: Spec, record: Content, max_wait: int, done: Done, origin: Origin | None = None
     ) -> int | Parked:
         """Reserve and publish at once; as `put`."""
 
