@@ -66,4 +66,5 @@ def test_sdist_leaves_tests_and_generated_leftovers_out(dist: Path) -> None:
     with tarfile.open(path) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {"pyproject.toml", "README.md", "CHANGELOG.md", "LICENSE", "protos/pd_handoff/v1/record.proto"} <= names
+    assert not [name for name in names if name.endswith(".so")]
     assert not [name for name in names if name.startswith(("tests", "bench", ".")) and name != ".gitignore"]

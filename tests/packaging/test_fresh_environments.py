@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import subprocess
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
 
-from tests.packaging.conftest import RUNTIMES, run
+from tests.packaging.conftest import EXTENSION, NATIVE, RUNTIMES, run
 
 pytestmark = pytest.mark.timeout(900)  # making the environments is part of the first test that needs them
 
@@ -21,6 +22,20 @@ def test_hands_off_through_a_store_elsewhere(fresh_bin: Path, store: str, tmp_pa
     assert told["reasons"] == 21
     pinned = RUNTIMES[runtime][0].removeprefix("protobuf").lstrip("=>").partition(",")[0].rstrip(".*")
     assert f"{told['protobuf']}.".startswith(f"{pinned}.")
+
+
+def test_hands_off_through_a_store_without_the_extension(
+    environments: dict[str, Future[Path]], pure_store: str, tmp_path: Path
+) -> None:
+    scenario = Path(__file__).with_name("scenario.py")
+    run(environments["protobuf-7"].result(600) / "python", "-I", scenario, pure_store, cwd=tmp_path)
+
+
+def test_the_extension_can_be_imported(fresh_bin: Path) -> None:
+    told = run(fresh_bin / "python", "-I", "-c", f"from {NATIVE.replace('/', '.')} import _scan; print(_scan.__file__)")
+    path = Path(told.strip())
+    assert path.is_relative_to(fresh_bin.parent)
+    assert path.name == EXTENSION
 
 
 def test_the_command_works_as_a_client(fresh_bin: Path, store: str, tmp_path: Path) -> None:
