@@ -1,4 +1,4 @@
-"""The reader of requests in C, which the server also works without (docs/adr/0018).
+"""The reader of requests in C, which the server also works without (docs/adr/0006).
 
 It answers for a request that is written as every serializer writes it and has nothing wrong with it; any other goes
 the way through protobuf and Python, which finds the words. So it can be left out, and nothing but time is lost.
@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 from typing import Final
 
-from .absent import Absent, Reader
+from .absent import Absent
+from .absent import Reader as Reader
 
 VARIABLE: Final = "PD_HANDOFF_NATIVE"
 """`auto` (the default): use it where it was built; `off`; or `required`."""
@@ -34,7 +35,7 @@ def load(schema: str) -> Reader:
     except ImportError as error:
         why = f"not built ({error})"
     else:
-        if _scan.SCHEMA == schema:
+        if schema == _scan.SCHEMA:
             return _scan
         why = f"built for schema {_scan.SCHEMA}, this is {schema}"
     if wish == "required":

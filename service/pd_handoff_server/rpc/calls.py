@@ -6,21 +6,23 @@ response or a Refusal later; it raises Refusal.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
 from pd_handoff.v1 import metadata_store_pb2 as pb
 
-from pd_handoff_server import refusal
-from pd_handoff_server.arena.draft import Violations
-from pd_handoff_server.lifecycle.model import Handoff, Key
+from pd_handoff_server import native, refusal
+from pd_handoff_server.arena.draft import Draft, Violations
+from pd_handoff_server.arena.layout import Layout
+from pd_handoff_server.lifecycle.model import Handoff, Key, Spec
 from pd_handoff_server.refusal import Refusal
-from pd_handoff_server.store.interface import Done, Reading, Store
+from pd_handoff_server.store.interface import Content, Done, Reading, Store
 
 from . import requests, wire
 from .call import Answer, Call, Handler, NoteItem, Report, Wrap, parse, wrapped
-from .capabilities import Describer
+from .capabilities import SCHEMA_FINGERPRINT, Describer
 from .errors import INTERNAL
 from .gathering import Gathering, Item
 from .unread import Unread
@@ -31,6 +33,7 @@ class Calls:
 
     Attributes:
         handlers: of the unary methods.
+        reader: of requests.
         sessions: how many are open.
         note_refused: see `__init__`.
     """
@@ -45,10 +48,12 @@ class Calls:
         report: Report | None = None,
         unread: Unread | None = None,
         note_refused: NoteItem | None = None,
+        reader: native.Reader | None = None,
     ) -> None:
         """`wraps` go around each handler, the first one innermost; `note_item` is told of each item of a batch, and
         `report` of each refused one. `unread` bounds what is kept for callers that do not read. `note_refused` is told
-        of what a Session refuses before it is a call."""
+        of what a Session refuses before it is a call. `reader` sees each request before Python does; None: the one
+        that `native.load` finds."""
         self.sessions = 0
         self._note_item = note_item
         self._report = report
@@ -57,7 +62,11 @@ class Calls:
         self._store = store
         self._describer = describer
         self._max_batch = max_batch
-        self._epoch = store.facts().epoch
+        facts = store.facts()
+        self._epoch = facts.epoch
+        self.reader: Final = native.load(SCHEMA_FINGERPRINT) if reader is None else reader
+        layout = Layout(facts.limits)
+        self._limits = struct.pack("=9Q", *layout.widths, layout.image_bytes)
         handlers: dict[str, Handler] = {
             "Capabilities": self.capabilities,
             "Reserve": self.reserve,
@@ -85,6 +94,13 @@ class Calls:
 
     def reserve(self, data: bytes, call: Call, done: Done) -> Answer:
         """One reservation."""
+        call.weight = len(data)
+        read = self.reader.reserve(data)
+        if read is not None:
+            spec, wait = Spec(*read[0]), read[1]
+            if call.principal is not None:
+                call.permit("Reserve", spec.key[0])
+            return self._reserve(spec, wait, call, done)
         request = parse(pb.ReserveRequest, data)
         if call.principal is not None:
             call.permit("Reserve", request.key.namespace)
@@ -92,8 +108,10 @@ class Calls:
         spec = requests.spec_of(request, found)
         wait = requests.wait_of(request, found)
         requests.refuse(found)
+        return self._reserve(spec, wait, call, done)
+
+    def _reserve(self, spec: Spec, wait: int, call: Call, done: Done) -> Answer:
         call.key, call.owner = spec.key, spec.owner
-        call.weight = len(data)
         later = done
         if wait:
             wait = call.patience(wait)
@@ -101,16 +119,32 @@ class Calls:
         answer = self._store.reserve(spec, wait, later, call)
         return self._reserve_bytes(answer) if isinstance(answer, Handoff) else answer
 
-    def _reserve_response(self, handoff: Handoff) -> pb.ReserveResponse:
-        response = pb.ReserveResponse(token=handoff.token, store_epoch=self._epoch)
-        response.lease.seconds, response.lease.nanos = divmod(handoff.lease, 1_000_000_000)
-        return response
-
     def _reserve_bytes(self, handoff: Handoff) -> bytes:
-        return self._reserve_response(handoff).SerializeToString()
+        return wire.reserve_response(handoff, self._epoch)
 
     def batch_reserve(self, data: bytes, call: Call, done: Done) -> Answer:
         """All or none."""
+        call.weight = len(data)
+        read = self.reader.reserve_all(data)
+        if read is None:
+            specs, waits = self._read_reserves(data, call)
+        else:
+            specs, waits = [Spec(*spec) for spec, _ in read], [wait for _, wait in read]
+            if call.principal is not None:
+                for spec in specs:
+                    call.permit("Reserve", spec.key[0])
+            self._check_batch(len(specs))
+        seen: dict[Key, int] = {}
+        for index, spec in enumerate(specs):
+            first = seen.setdefault(spec.key, index)
+            if first != index:
+                what = f"is that of requests[{first}]; keys of a batch must differ"
+                requests.refuse([(f"requests[{index}].key", what)])
+        later = _then(self._batch_reserve_bytes, done)
+        answer = self._store.reserve_all(specs, call.patience(min(waits)), later, call)
+        return self._batch_reserve_bytes(answer) if isinstance(answer, list) else answer
+
+    def _read_reserves(self, data: bytes, call: Call) -> tuple[list[Spec], list[int]]:
         batch = parse(pb.BatchReserveRequest, data)
         if call.principal is not None:
             for request in batch.requests:
@@ -122,26 +156,32 @@ class Calls:
             where = f"requests[{index}]."
             specs.append(requests.spec_of(request, found, where))
             waits.append(requests.wait_of(request, found, where))
-        seen: dict[Key, int] = {}
-        for index, spec in enumerate(specs):
-            first = seen.setdefault(spec.key, index)
-            if first != index and not found:
-                found.append((f"requests[{index}].key", f"is that of requests[{first}]; keys of a batch must differ"))
         requests.refuse(found)
-        call.weight = len(data)
-        later = _then(self._batch_reserve_bytes, done)
-        answer = self._store.reserve_all(specs, call.patience(min(waits)), later, call)
-        return self._batch_reserve_bytes(answer) if isinstance(answer, list) else answer
+        return specs, waits
 
     def _batch_reserve_bytes(self, handoffs: list[Handoff]) -> bytes:
-        return pb.BatchReserveResponse(responses=map(self._reserve_response, handoffs)).SerializeToString()
+        return b"".join([wire.framed(1, wire.reserve_response(handoff, self._epoch)) for handoff in handoffs])
 
     # -- Put -----------------------------------------------------------------------------------------------------------
 
     def put(self, data: bytes, call: Call, done: Done) -> Answer:
         """One record."""
         call.weight = len(data)
+        read = self.reader.put(data, self._limits)
+        if read is not None:
+            return self._put_read(read, call, done, "")
         return self._put(parse(pb.PutRequest, data), call, done, "")
+
+    def _put_read(self, read: Any, call: Call, done: Done, where: object) -> Answer:
+        del where
+        key, token, image, presence, widths, reserve = read
+        if call.principal is not None:
+            call.permit("Put", key[0])
+        call.key = key
+        draft = Draft(image, presence, widths)
+        if reserve is not None:
+            return self._put_reserving(Spec(*reserve[0]), reserve[1], draft, call, done)
+        return wire.put_response(self._store.put(key, token, draft), self._epoch)
 
     def _put(self, request: pb.PutRequest, call: Call, done: Done, where: object) -> Answer:
         if call.principal is not None:
@@ -152,7 +192,14 @@ class Calls:
         if not request.HasField("record"):
             found.append((f"{where}record", "is required"))
         if request.HasField("reserve"):
-            return self._put_reserving(request, key, found, call, done, where)
+            if request.token:
+                found.append((f"{where}token", "must be left out when reserve is given"))
+            if request.reserve.HasField("key"):
+                found.append((f"{where}reserve.key", "must be left out; it is that of the Put"))
+            spec = requests.spec_of(request.reserve, found, f"{where}reserve.", key)
+            wait = requests.wait_of(request.reserve, found, f"{where}reserve.")
+            requests.refuse(found)
+            return self._put_reserving(spec, wait, request.record, call, done)
         token = request.token
         if not token:
             found.append((f"{where}token", "is required, unless reserve is given"))
@@ -160,20 +207,10 @@ class Calls:
             requests.refuse(found)
         return wire.put_response(self._store.put(key, token, request.record), self._epoch)
 
-    def _put_reserving(
-        self, request: pb.PutRequest, key: Key, found: Violations, call: Call, done: Done, where: object
-    ) -> Answer:
-        reserve = request.reserve
-        if request.token:
-            found.append((f"{where}token", "must be left out when reserve is given"))
-        if reserve.HasField("key"):
-            found.append((f"{where}reserve.key", "must be left out; it is that of the Put"))
-        spec = requests.spec_of(reserve, found, f"{where}reserve.", key)
-        wait = requests.wait_of(reserve, found, f"{where}reserve.")
-        requests.refuse(found)
+    def _put_reserving(self, spec: Spec, wait: int, record: Content, call: Call, done: Done) -> Answer:
         call.owner = spec.owner
         later = _then(self._put_bytes, done)
-        answer = self._store.put_reserving(spec, request.record, call.patience(wait), later, call)
+        answer = self._store.put_reserving(spec, record, call.patience(wait), later, call)
         return self._put_bytes(answer) if isinstance(answer, int) else answer
 
     def _put_bytes(self, published_wall: int) -> bytes:
@@ -181,17 +218,28 @@ class Calls:
 
     def batch_put(self, data: bytes, call: Call, done: Done) -> Answer:
         """Many records, each on its own, in order."""
-        batch = parse(pb.BatchPutRequest, data)
         call.weight = len(data)
-        self._check_batch(len(batch.requests))
-        return self._gather("BatchPut", batch.requests, self._put, call, done)
+        read = self.reader.put_all(data, self._limits)
+        items, one = (parse(pb.BatchPutRequest, data).requests, self._put) if read is None else (read, self._put_read)
+        return self._gather("BatchPut", items, one, call, done)
 
     # -- Get -----------------------------------------------------------------------------------------------------------
 
     def get(self, data: bytes, call: Call, done: Done) -> Answer:
         """One record."""
         call.weight = len(data)
+        read = self.reader.get(data)
+        if read is not None:
+            return self._get_read(read, call, done, "")
         return self._get(parse(pb.GetRequest, data), call, done, "")
+
+    def _get_read(self, read: Any, call: Call, done: Done, where: object) -> Answer:
+        del where
+        key, attempt, wait, reader_id, consume, expected = read
+        if call.principal is not None:
+            call.permit("Get", key[0])
+        call.key = key
+        return self._get_of(key, attempt, reader_id, consume, wait, expected, call, done)
 
     def _get(self, request: pb.GetRequest, call: Call, done: Done, where: object) -> Answer:
         if call.principal is not None:
@@ -205,14 +253,19 @@ class Calls:
         if found:
             requests.refuse(found)
         expected = request.expected_store_epoch
+        return self._get_of(key, request.attempt, reader_id, consume, wait, expected, call, done)
+
+    def _get_of(
+        self, key: Key, attempt: int, reader_id: str, consume: bool, wait: int, expected: str, call: Call, done: Done
+    ) -> Answer:
         if expected and expected != self._epoch:
             raise refusal.store_restarted(expected[:64], self._epoch)
         later = done
         if wait:
             wait = call.patience(wait)
             later = _then(self._get_bytes if consume else partial(self._late_bytes, call), done)
-        answer = self._store.get(key, request.attempt, reader_id, consume, wait, later, call)
-        return self._get_bytes(answer) if isinstance(answer, Reading) else answer
+        answer = self._store.get(key, attempt, reader_id, consume, wait, later, call)
+        return wire.get_response(answer, self._epoch) if isinstance(answer, Reading) else answer
 
     def _get_bytes(self, reading: Reading) -> bytes:
         return wire.get_response(reading, self._epoch)
@@ -225,10 +278,10 @@ class Calls:
 
     def batch_get(self, data: bytes, call: Call, done: Done) -> Answer:
         """Many records; the answer comes when each has its answer."""
-        batch = parse(pb.BatchGetRequest, data)
         call.weight = len(data)
-        self._check_batch(len(batch.requests))
-        return self._gather("BatchGet", batch.requests, self._get, call, done)
+        read = self.reader.get_all(data)
+        items, one = (parse(pb.BatchGetRequest, data).requests, self._get) if read is None else (read, self._get_read)
+        return self._gather("BatchGet", items, one, call, done)
 
     # -- Release and Abort ---------------------------------------------------------------------------------------------
 
@@ -272,6 +325,8 @@ class Calls:
             )
 
     def _gather(self, method: str, items: Any, one: Item, call: Call, done: Done) -> Answer:
+        self._check_batch(len(items))
+
         def refused(refusal_: Refusal) -> None:
             if self._report is not None:
                 self._report(method, call.approach, refusal_, None)

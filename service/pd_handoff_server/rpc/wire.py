@@ -67,6 +67,19 @@ def _ends(epoch: str) -> tuple[bytes, bytes]:
     return put.SerializeToString(), get.SerializeToString()
 
 
+@functools.lru_cache(maxsize=64)
+def _lease_and_end(lease: int, epoch: str) -> bytes:
+    """How a ReserveResponse goes on after the token; producers ask for few different leases."""
+    response = pb.ReserveResponse(store_epoch=epoch)
+    response.lease.seconds, response.lease.nanos = divmod(lease, _SECOND)
+    return response.SerializeToString()
+
+
+def reserve_response(handoff: Handoff, epoch: str) -> bytes:
+    """A ReserveResponse."""
+    return framed(1, handoff.token) + _lease_and_end(handoff.lease, epoch)
+
+
 def put_response(published_wall: int, epoch: str) -> bytes:
     """A PutResponse."""
     return _stamp(0x0A, published_wall) + _ends(epoch)[0]

@@ -98,7 +98,7 @@ class EmbeddedStore(Parking):
         return self._published_again(holder, draft)
 
     def _measured(self, record: Content) -> Draft:
-        return record if record.__class__ is Draft else measure(record, self._layout)  # type: ignore[return-value, arg-type]
+        return record if record.__class__ is Draft else measure(record, self._layout)  # type: ignore[arg-type]
 
     def put_reserving(
         self, spec: Spec, record: Content, max_wait: int, done: Done, origin: Origin | None = None
