@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 from typing import Final
 
-from .absent import Absent
-from .absent import Reader as Reader
+from .python import Absent
+from .python import Reader as Reader
 
 VARIABLE: Final = "PD_HANDOFF_NATIVE"
 """`auto` (the default): use it where it was built; `off`; or `required`."""

@@ -181,6 +181,82 @@ static PyObject *scan_session(PyObject *self, PyObject *data) {
   return TUPLE(number_of(found.call_id), number_of(found.number), bytes_of(found.call));
 }
 
+/* -- answers ------------------------------------------------------------------------------------------------------- */
+
+enum { MAX_VARINT = 10 };
+
+static uint8_t *write_varint(uint8_t *at, uint64_t value) {
+  for (; value >= 0x80; value >>= 7) *at++ = (uint8_t)(value | 0x80);
+  *at++ = (uint8_t)value;
+  return at;
+}
+
+static const unsigned SECOND = 1000000000;
+
+/* Splits nanoseconds into seconds and the rest; clocks may be set to years whose nanoseconds need more than 64 bits. */
+static bool split_wall(PyObject *wall, unsigned long long *seconds, unsigned long long *nanos) {
+  unsigned long long value = PyLong_AsUnsignedLongLong(wall);
+  if (!PyErr_Occurred()) {
+    *seconds = value / SECOND;
+    *nanos = value % SECOND;
+    return true;
+  }
+  if (!PyErr_ExceptionMatches(PyExc_OverflowError)) return false;
+  PyErr_Clear();
+  PyObject *second = PyLong_FromUnsignedLong(SECOND);
+  PyObject *pair = second ? PyNumber_Divmod(wall, second) : NULL;
+  if (pair) {
+    *seconds = PyLong_AsUnsignedLongLong(PyTuple_GET_ITEM(pair, 0));
+    *nanos = PyErr_Occurred() ? 0 : PyLong_AsUnsignedLongLong(PyTuple_GET_ITEM(pair, 1));
+  }
+  Py_XDECREF(second);
+  Py_XDECREF(pair);
+  return !PyErr_Occurred();
+}
+
+/* A Timestamp of nanoseconds since the Unix epoch, as the field of this tag. */
+static PyObject *scan_stamp(PyObject *self, PyObject *const *args, Py_ssize_t given) {
+  uint8_t out[2 + 2 * (1 + MAX_VARINT)], *at = out + 2;
+  (void)self;
+  if (!takes(given, 2)) return NULL;
+  unsigned long tag = PyLong_AsUnsignedLong(args[0]);
+  if (PyErr_Occurred()) return NULL;
+  unsigned long long seconds, nanos;
+  if (!split_wall(args[1], &seconds, &nanos)) return NULL;
+  if (seconds) {
+    *at++ = 0x08;
+    at = write_varint(at, seconds);
+  }
+  if (nanos) {
+    *at++ = 0x10;
+    at = write_varint(at, nanos);
+  }
+  out[0] = (uint8_t)tag;
+  out[1] = (uint8_t)(at - out - 2);
+  return PyBytes_FromStringAndSize((const char *)out, at - out);
+}
+
+/* A SessionResponse: the call's id, and the field of this number with the serialized answer. */
+static PyObject *scan_answer(PyObject *self, PyObject *const *args, Py_ssize_t given) {
+  uint8_t head[2 + 2 * MAX_VARINT], *at = head;
+  (void)self;
+  if (!takes(given, 3) || !is_bytes(args[2])) return NULL;
+  unsigned long long call_id = PyLong_AsUnsignedLongLong(args[0]);
+  if (PyErr_Occurred()) return NULL;
+  unsigned long number = PyLong_AsUnsignedLong(args[1]);
+  if (PyErr_Occurred()) return NULL;
+  pd_slice answer = slice_of(args[2]);
+  *at++ = 0x08;
+  at = write_varint(at, call_id);
+  *at++ = (uint8_t)(number << 3 | 2);
+  at = write_varint(at, answer.size);
+  PyObject *frame = PyBytes_FromStringAndSize(NULL, (at - head) + (Py_ssize_t)answer.size);
+  if (!frame) return NULL;
+  memcpy(PyBytes_AS_STRING(frame), head, (size_t)(at - head));
+  memcpy(PyBytes_AS_STRING(frame) + (at - head), answer.data, answer.size);
+  return frame;
+}
+
 /* -- the module ---------------------------------------------------------------------------------------------------- */
 
 static PyMethodDef methods[] = {
@@ -191,6 +267,8 @@ static PyMethodDef methods[] = {
     {"reserve", scan_reserve, METH_O, NULL},
     {"reserve_all", scan_reserve_all, METH_O, NULL},
     {"session", scan_session, METH_O, NULL},
+    {"stamp", (PyCFunction)(void (*)(void))scan_stamp, METH_FASTCALL, NULL},
+    {"answer", (PyCFunction)(void (*)(void))scan_answer, METH_FASTCALL, NULL},
     {NULL, NULL, 0, NULL},
 };
 

@@ -13,18 +13,20 @@ from typing import Any, Final
 
 from pd_handoff.v1 import metadata_store_pb2 as pb
 
-from pd_handoff_server import native, refusal
+from pd_handoff_server import refusal
 from pd_handoff_server.arena.draft import Draft, Violations
 from pd_handoff_server.arena.layout import Layout
 from pd_handoff_server.lifecycle.model import Handoff, Key, Spec
+from pd_handoff_server.native import Reader
 from pd_handoff_server.refusal import Refusal
 from pd_handoff_server.store.interface import Content, Done, Reading, Store
 
 from . import requests, wire
 from .call import Answer, Call, Handler, NoteItem, Report, Wrap, parse, wrapped
-from .capabilities import SCHEMA_FINGERPRINT, Describer
+from .capabilities import Describer
 from .errors import INTERNAL
 from .gathering import Gathering, Item
+from .reading import READER
 from .unread import Unread
 
 
@@ -48,12 +50,12 @@ class Calls:
         report: Report | None = None,
         unread: Unread | None = None,
         note_refused: NoteItem | None = None,
-        reader: native.Reader | None = None,
+        reader: Reader | None = None,
     ) -> None:
         """`wraps` go around each handler, the first one innermost; `note_item` is told of each item of a batch, and
         `report` of each refused one. `unread` bounds what is kept for callers that do not read. `note_refused` is told
         of what a Session refuses before it is a call. `reader` sees each request before Python does; None: the one
-        that `native.load` finds."""
+        of this process."""
         self.sessions = 0
         self._note_item = note_item
         self._report = report
@@ -64,7 +66,7 @@ class Calls:
         self._max_batch = max_batch
         facts = store.facts()
         self._epoch = facts.epoch
-        self.reader: Final = native.load(SCHEMA_FINGERPRINT) if reader is None else reader
+        self.reader: Final = READER if reader is None else reader
         layout = Layout(facts.limits)
         self._limits = struct.pack("=9Q", *layout.widths, layout.image_bytes)
         handlers: dict[str, Handler] = {
@@ -332,7 +334,8 @@ class Calls:
                 self._report(method, call.approach, refusal_, None)
 
         note = self._note_item and partial(self._note_item, method)
-        return Gathering(len(items), done, refused, note, self._unread).run(items, one, call)
+        gathering = Gathering(len(items), done, refused, note, self._unread)
+        return gathering.run(items, one, call, self._store.together())
 
 
 def _then(encode: Callable[[Any], bytes | Refusal], done: Done) -> Done:

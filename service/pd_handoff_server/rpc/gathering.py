@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from itertools import chain
 from typing import Any
 
@@ -18,6 +20,13 @@ from .unread import Unread
 
 Item = Callable[[Any, Call, Done, object], Answer]
 """Carries out one request, given where it stands in the batch as something to format."""
+
+
+@functools.lru_cache(maxsize=4096)
+def _head(tag: int, size: int) -> bytes:
+    """What stands before an item's answer of so many bytes, or before its error."""
+    inner = bytes((tag,)) + wire.varint(size)
+    return b"\x0a" + wire.varint(len(inner) + size) + inner
 
 
 class Slot:
@@ -79,29 +88,33 @@ class Gathering:
             if result.reason == "INVALID_RECORD":  # the one judged where nobody knows of the batch
                 found = [(f"requests[{index}].{field}", what) for field, what in result.violations]
                 result = refusal.invalid(result.reason, found)
-            tag, data, outcome = b"\x12", to_status(result).SerializeToString(), result.reason
+            tag, data, outcome = 0x12, to_status(result).SerializeToString(), result.reason
         else:
-            tag, data, outcome = b"\x0a", result, "OK"
+            tag, data, outcome = 0x0A, result, "OK"
         if self._note is not None:
             self._note(outcome)
-        inner = tag + wire.varint(len(data))
-        self.results[index] = b"\x0a" + wire.varint(len(inner) + len(data)) + inner, data
-        return len(data)
+        size = len(data)
+        self.results[index] = _head(tag, size), data
+        return size
 
-    def run(self, items: Iterable[Any], one: Item, call: Call) -> Answer:
-        """Try each item; the answer if all have theirs, else what waits for the rest."""
-        for index, request in enumerate(items):
-            slot = Slot(self, index)
-            try:
-                answer = one(request, call, slot, slot)
-            except Refusal as refused:
-                refused.key, refused.owner = call.key, call.owner
-                self._keep(index, refused)
-                continue
-            except Exception:
-                self.cancel()  # the call fails as a whole: leave no item waiting for nobody
-                raise
-            if isinstance(answer, bytes):
+    def run(self, items: Iterable[Any], one: Item, call: Call, together: AbstractContextManager[None]) -> Answer:
+        """Try each item, all inside `together`; the answer if all have theirs, else what waits for the rest."""
+        tried: list[Answer | Refusal] = []
+        try:
+            with together:
+                for index, request in enumerate(items):
+                    slot = Slot(self, index)
+                    try:
+                        tried.append(one(request, call, slot, slot))
+                    except Refusal as refused:
+                        refused.key, refused.owner = call.key, call.owner
+                        tried.append(refused)
+        except Exception:
+            self.parked = [answer for answer in tried if not isinstance(answer, bytes | Refusal)]
+            self.cancel()  # the call fails as a whole: leave no item waiting for nobody
+            raise
+        for index, answer in enumerate(tried):  # not before: what is told of refusals takes its time
+            if isinstance(answer, bytes | Refusal):
                 self._keep(index, answer)
             else:
                 self.parked.append(answer)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -39,7 +40,9 @@ def read(data: bytes) -> list[str]:
 def gather(count: int, one: Callable[[int, Any], Any], done: Callable[[Any], None], **more: Any) -> tuple[Any, Any]:
     """Run so many items; returns the Gathering and what `run` answered."""
     gathering = Gathering(count, done, more.pop("refused", lambda refused: None), **more)
-    return gathering, gathering.run(range(count), lambda item, call, slot, where: one(item, slot), Call())
+    return gathering, gathering.run(
+        range(count), lambda item, call, slot, where: one(item, slot), Call(), nullcontext()
+    )
 
 
 def never(result: Any) -> None:
@@ -153,7 +156,7 @@ def test_races_between_completions_and_cancel(cancel: bool) -> None:
             threads.append(threading.Thread(target=give_up))
         for thread in threads:
             thread.start()
-        answer = gathering.run(range(8), one, Call())
+        answer = gathering.run(range(8), one, Call(), nullcontext())
         for thread in threads:
             thread.join(60)
             assert not thread.is_alive()
