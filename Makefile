@@ -28,7 +28,8 @@ setup: .venv/.native ## Make .venv with the package, the command and every tool 
 # The extension again when its sources change. Where there is none for want of a compiler, each target looks anew.
 .venv/.native: .venv/.complete tools/hatch_build.py $(wildcard service/pd_handoff_server/native/*.[ch])
 	$(BIN)/python -m pip install -qq --no-deps --no-build-isolation -e .
-	@! compgen -G 'service/pd_handoff_server/native/*.so' >/dev/null || touch $@
+	@if compgen -G 'service/pd_handoff_server/native/*.so' >/dev/null; then touch $@; \
+	else echo "no C extension: the server reads requests in pure Python (CONTRIBUTING.md)" >&2; fi
 
 .venv-gen/.complete: tools/gen-requirements.txt
 	[ -x .venv-gen/bin/python ] || $(PYTHON) -m venv .venv-gen
