@@ -11,17 +11,18 @@ from collections.abc import Callable, Sequence
 
 import structlog
 
-from . import __version__, config, process
+from . import __version__, config, native, process
 from .arena.layout import Layout
 from .config import ConfigError, Settings
 from .heap import keep_lean
 from .lifecycle import Clock, SystemClock
 from .memory import ArenaTooLargeError
+from .native import NativeError
 from .persistence.errors import ArenaFileError
 from .plan import plan_main
 from .rpc.admin import Admin
 from .rpc.calls import Calls
-from .rpc.capabilities import Describer, max_message_bytes
+from .rpc.capabilities import SCHEMA_FINGERPRINT, Describer, max_message_bytes
 from .rpc.files import FileError
 from .rpc.gate import Gate
 from .rpc.ports import Ports
@@ -60,6 +61,7 @@ class App:
         ports = Ports(settings.listen, self.security.credentials)
         arguments = channel_arguments(self.max_message, settings.max_connections, settings.max_streams)
         self.server = make_transport(settings.transport, ports, self.gate, arguments, self.events.refused, self.log)
+        self.reader = native.load(SCHEMA_FINGERPRINT, settings.native)
         self.store: Store | None = None
         self.ticker: Ticker | None = None
 
@@ -91,6 +93,7 @@ class App:
             self.events.refused,
             unread,
             self.telemetry.note_refused,
+            self.reader,
         )
         admin = Admin(store, contents=self.settings.admin_contents, wraps=(unread.wrap, *wraps))
         self.gate.open(calls, admin)
@@ -107,6 +110,7 @@ class App:
             store_epoch=facts.epoch,
             version=__version__,
             metrics=self.telemetry.metrics_address,
+            reader="C" if (why := native.why_not(self.reader)) is None else f"Python; in C {why}",
             seconds=round(time.monotonic() - began, 3),
         )
         return addresses
@@ -143,7 +147,7 @@ async def serve(settings: Settings) -> int:
     """Serve until SIGTERM or SIGINT; returns an exit code."""
     try:
         app = App(settings)
-    except (AddressError, FileError, TelemetryError, TransportError) as error:
+    except (AddressError, FileError, NativeError, TelemetryError, TransportError) as error:
         structlog.get_logger().error("refused to start", error=str(error))
         return EXIT_FAILED
     ending = asyncio.Event()

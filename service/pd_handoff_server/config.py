@@ -156,6 +156,12 @@ class Settings:
         word,
         choices=("auto", "fast", "aio"),
     )
+    native: str = setting(
+        "auto",
+        "whether requests are read by the part in C; auto: where it was built",
+        word,
+        choices=("auto", "off", "required"),
+    )
     log_format: str = setting(
         "auto", "how events are written; auto: console on a terminal", word, choices=("auto", "json", "console")
     )

@@ -6,40 +6,34 @@ the way through protobuf and Python, which finds the words. So it can be left ou
 
 from __future__ import annotations
 
-import os
-from typing import Final
-
 from .python import Absent
 from .python import Reader as Reader
 
-VARIABLE: Final = "PD_HANDOFF_NATIVE"
-"""`auto` (the default): use it where it was built; `off`; or `required`."""
-
 
 class NativeError(Exception):
-    """The reader was required and cannot be used; the message says why, and what to do."""
+    """The reader is required and cannot be used; the message says why, and what to do."""
 
 
-def load(schema: str) -> Reader:
-    """The reader for the schema of this fingerprint; `Absent` where there is none, or it is switched off.
+def load(schema: str, wish: str = "auto") -> Reader:
+    """The reader for the schema of this fingerprint; `Absent` where there is none, or `wish` is off.
 
-    Raises NativeError for a bad setting, and when it is required and there is none.
+    Raises NativeError when `wish` is required and there is none.
     """
-    wish = os.environ.get(VARIABLE) or "auto"
-    if wish not in {"auto", "off", "required"}:
-        raise NativeError(f"{VARIABLE} must be auto, off or required, is {wish!r}")
     if wish == "off":
         return Absent("switched off")
     try:
         from . import _scan  # noqa: PLC0415 - may not have been built
     except ImportError as error:
-        why = f"not built ({error})"
+        why = f"not there ({error})"
     else:
         if schema == _scan.SCHEMA:
             return _scan
-        why = f"built for schema {_scan.SCHEMA}, this is {schema}"
+        why = f"built for schema {_scan.SCHEMA}, while this is {schema}"
     if wish == "required":
-        raise NativeError(
-            f"{VARIABLE}=required, but the reader in C is {why}; reinstall pd-handoff where a C compiler is"
-        )
+        raise NativeError(f"the reader in C is {why}; install pd-handoff anew where a C compiler is")
     return Absent(why)
+
+
+def why_not(reader: Reader) -> str | None:
+    """Why Python reads all; None when it does not."""
+    return reader.why if isinstance(reader, Absent) else None

@@ -221,7 +221,7 @@ static PyObject *scan_stamp(PyObject *self, PyObject *const *args, Py_ssize_t gi
   if (!takes(given, 2)) return NULL;
   unsigned long tag = PyLong_AsUnsignedLong(args[0]);
   if (PyErr_Occurred()) return NULL;
-  unsigned long long seconds, nanos;
+  unsigned long long seconds = 0, nanos = 0;
   if (!split_wall(args[1], &seconds, &nanos)) return NULL;
   if (seconds) {
     *at++ = 0x08;

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from pd_handoff.v1 import metadata_store_pb2 as pb
 
-from pd_handoff_server import refusal
+from pd_handoff_server import native, refusal
 from pd_handoff_server.arena.draft import Draft, Violations
 from pd_handoff_server.arena.layout import Layout
 from pd_handoff_server.lifecycle.model import Handoff, Key, Spec
@@ -23,10 +23,9 @@ from pd_handoff_server.store.interface import Content, Done, Reading, Store
 
 from . import requests, wire
 from .call import Answer, Call, Handler, NoteItem, Report, Wrap, parse, wrapped
-from .capabilities import Describer
+from .capabilities import SCHEMA_FINGERPRINT, Describer
 from .errors import INTERNAL
 from .gathering import Gathering, Item
-from .reading import READER
 from .unread import Unread
 
 
@@ -54,8 +53,8 @@ class Calls:
     ) -> None:
         """`wraps` go around each handler, the first one innermost; `note_item` is told of each item of a batch, and
         `report` of each refused one. `unread` bounds what is kept for callers that do not read. `note_refused` is told
-        of what a Session refuses before it is a call. `reader` sees each request before Python does; None: the one
-        of this process."""
+        of what a Session refuses before it is a call. `reader` sees each request before Python does; None: the one in
+        C, where it was built."""
         self.sessions = 0
         self._note_item = note_item
         self._report = report
@@ -66,7 +65,8 @@ class Calls:
         self._max_batch = max_batch
         facts = store.facts()
         self._epoch = facts.epoch
-        self.reader: Final = READER if reader is None else reader
+        self.reader: Final = native.load(SCHEMA_FINGERPRINT) if reader is None else reader
+        self._answers = wire.Answers(facts.epoch, self.reader)
         layout = Layout(facts.limits)
         self._limits = struct.pack("=9Q", *layout.widths, layout.image_bytes)
         handlers: dict[str, Handler] = {
@@ -117,12 +117,9 @@ class Calls:
         later = done
         if wait:
             wait = call.patience(wait)
-            later = _then(self._reserve_bytes, done)
+            later = _then(self._answers.reserve, done)
         answer = self._store.reserve(spec, wait, later, call)
-        return self._reserve_bytes(answer) if isinstance(answer, Handoff) else answer
-
-    def _reserve_bytes(self, handoff: Handoff) -> bytes:
-        return wire.reserve_response(handoff, self._epoch)
+        return self._answers.reserve(answer) if isinstance(answer, Handoff) else answer
 
     def batch_reserve(self, data: bytes, call: Call, done: Done) -> Answer:
         """All or none."""
@@ -162,7 +159,7 @@ class Calls:
         return specs, waits
 
     def _batch_reserve_bytes(self, handoffs: list[Handoff]) -> bytes:
-        return b"".join([wire.framed(1, wire.reserve_response(handoff, self._epoch)) for handoff in handoffs])
+        return b"".join([wire.framed(1, self._answers.reserve(handoff)) for handoff in handoffs])
 
     # -- Put -----------------------------------------------------------------------------------------------------------
 
@@ -183,7 +180,7 @@ class Calls:
         draft = Draft(image, presence, widths)
         if reserve is not None:
             return self._put_reserving(Spec(*reserve[0]), reserve[1], draft, call, done)
-        return wire.put_response(self._store.put(key, token, draft), self._epoch)
+        return self._answers.put(self._store.put(key, token, draft))
 
     def _put(self, request: pb.PutRequest, call: Call, done: Done, where: object) -> Answer:
         if call.principal is not None:
@@ -207,16 +204,13 @@ class Calls:
             found.append((f"{where}token", "is required, unless reserve is given"))
         if found:
             requests.refuse(found)
-        return wire.put_response(self._store.put(key, token, request.record), self._epoch)
+        return self._answers.put(self._store.put(key, token, request.record))
 
     def _put_reserving(self, spec: Spec, wait: int, record: Content, call: Call, done: Done) -> Answer:
         call.owner = spec.owner
-        later = _then(self._put_bytes, done)
+        later = _then(self._answers.put, done)
         answer = self._store.put_reserving(spec, record, call.patience(wait), later, call)
-        return self._put_bytes(answer) if isinstance(answer, int) else answer
-
-    def _put_bytes(self, published_wall: int) -> bytes:
-        return wire.put_response(published_wall, self._epoch)
+        return self._answers.put(answer) if isinstance(answer, int) else answer
 
     def batch_put(self, data: bytes, call: Call, done: Done) -> Answer:
         """Many records, each on its own, in order."""
@@ -265,18 +259,15 @@ class Calls:
         later = done
         if wait:
             wait = call.patience(wait)
-            later = _then(self._get_bytes if consume else partial(self._late_bytes, call), done)
+            later = _then(self._answers.get if consume else partial(self._late_bytes, call), done)
         answer = self._store.get(key, attempt, reader_id, consume, wait, later, call)
-        return wire.get_response(answer, self._epoch) if isinstance(answer, Reading) else answer
-
-    def _get_bytes(self, reading: Reading) -> bytes:
-        return wire.get_response(reading, self._epoch)
+        return self._answers.get(answer) if isinstance(answer, Reading) else answer
 
     def _late_bytes(self, call: Call, reading: Reading) -> bytes | Refusal:
         """The answer to a Get that has waited and consumes nothing. Thousands can wait for one record and have it all
         at once, so that their callers' shares are looked at again; whoever is refused here can read again. A consuming
         one is counted as a reader by now, and only the expected ones are: it must have its record."""
-        return self._unread.over(call) or self._get_bytes(reading)
+        return self._unread.over(call) or self._answers.get(reading)
 
     def batch_get(self, data: bytes, call: Call, done: Done) -> Answer:
         """Many records; the answer comes when each has its answer."""

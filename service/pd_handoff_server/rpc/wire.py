@@ -12,15 +12,11 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from pd_handoff.v1 import metadata_store_pb2 as pb
 
 from pd_handoff_server.lifecycle.model import Handoff
+from pd_handoff_server.native import Reader
 from pd_handoff_server.native.python import framed, varint
 from pd_handoff_server.store.interface import Reading
 
-from .reading import READER
-
-__all__ = ["answer", "framed", "get_response", "put_response", "reserve_response", "stamp", "timestamp", "varint"]
-
-stamp = READER.stamp
-answer = READER.answer
+__all__ = ["Answers", "framed", "timestamp", "varint"]
 _SECOND = 1_000_000_000
 
 
@@ -29,11 +25,36 @@ def timestamp(wall: int) -> Timestamp:
     return Timestamp(seconds=wall // _SECOND, nanos=wall % _SECOND)
 
 
-@functools.cache
-def _ends(epoch: str) -> tuple[bytes, bytes]:
-    """How each PutResponse and each GetResponse of a store ends."""
-    put, get = pb.PutResponse(store_epoch=epoch), pb.GetResponse(store_epoch=epoch)
-    return put.SerializeToString(), get.SerializeToString()
+class Answers:
+    """The answers of one store, as serialized messages."""
+
+    def __init__(self, epoch: str, reader: Reader) -> None:
+        """`epoch` of the store; `reader` frames moments."""
+        self._epoch = epoch
+        self._stamp = reader.stamp
+        self._put_ends = pb.PutResponse(store_epoch=epoch).SerializeToString()
+        self._get_ends = pb.GetResponse(store_epoch=epoch).SerializeToString()
+
+    def reserve(self, handoff: Handoff) -> bytes:
+        """A ReserveResponse."""
+        return framed(1, handoff.token) + _lease_and_end(handoff.lease, self._epoch)
+
+    def put(self, published_wall: int) -> bytes:
+        """A PutResponse."""
+        return self._stamp(0x0A, published_wall) + self._put_ends
+
+    def get(self, reading: Reading) -> bytes:
+        """A GetResponse. All of it but the record is the same for every reader and is encoded once."""
+        handoff = reading.handoff
+        rest = handoff.answer
+        if rest is None:
+            rest = handoff.answer = self._rest(handoff)
+        image = reading.image
+        return b"".join((b"\x0a", varint(len(image)), image, rest))
+
+    def _rest(self, handoff: Handoff) -> bytes:
+        rest = self._stamp(0x1A, handoff.reserved_wall) + self._stamp(0x22, handoff.published_wall) + self._get_ends
+        return b"\x10" + varint(handoff.attempt) + rest if handoff.attempt else rest
 
 
 @functools.lru_cache(maxsize=64)
@@ -42,28 +63,3 @@ def _lease_and_end(lease: int, epoch: str) -> bytes:
     response = pb.ReserveResponse(store_epoch=epoch)
     response.lease.seconds, response.lease.nanos = divmod(lease, _SECOND)
     return response.SerializeToString()
-
-
-def reserve_response(handoff: Handoff, epoch: str) -> bytes:
-    """A ReserveResponse."""
-    return framed(1, handoff.token) + _lease_and_end(handoff.lease, epoch)
-
-
-def put_response(published_wall: int, epoch: str) -> bytes:
-    """A PutResponse."""
-    return stamp(0x0A, published_wall) + _ends(epoch)[0]
-
-
-def get_response(reading: Reading, epoch: str) -> bytes:
-    """A GetResponse. All of it but the record is the same for every reader and is encoded once."""
-    handoff = reading.handoff
-    rest = handoff.answer
-    if rest is None:
-        rest = handoff.answer = _rest(handoff, epoch)
-    image = reading.image
-    return b"".join((b"\x0a", varint(len(image)), image, rest))
-
-
-def _rest(handoff: Handoff, epoch: str) -> bytes:
-    rest = stamp(0x1A, handoff.reserved_wall) + stamp(0x22, handoff.published_wall) + _ends(epoch)[1]
-    return b"\x10" + varint(handoff.attempt) + rest if handoff.attempt else rest

@@ -8,11 +8,17 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pd_handoff.v1 import metadata_store_pb2 as pb
 from pd_handoff.v1 import record_pb2 as rp
+from pd_handoff_server import native
 from pd_handoff_server.lifecycle import Handoff, Spec
+from pd_handoff_server.native import Reader
+from pd_handoff_server.native.python import Absent
 from pd_handoff_server.rpc import session, wire
+from pd_handoff_server.rpc.capabilities import SCHEMA_FINGERPRINT
 from pd_handoff_server.store.interface import Reading
 
 from .strategies import records
+
+READERS: tuple[Reader, ...] = (Absent("for comparison"), native.load(SCHEMA_FINGERPRINT, "required"))
 
 uint64s = st.integers(0, 2**64 - 1)
 walls = st.integers(0, 253402300799 * 10**9)
@@ -38,9 +44,10 @@ def test_frames(number: int, payload: bytes) -> None:
     assert framed[0] == number << 3 | 2
 
 
-@given(records(), uint64s, walls, walls, epochs)
+@pytest.mark.parametrize("reader", READERS, ids=("python", "native"))
+@given(record=records(), attempt=uint64s, reserved=walls, published=walls, epoch=epochs)
 def test_a_get_response_is_byte_for_byte_what_protobuf_makes(
-    record: rp.HandoffRecord, attempt: int, reserved: int, published: int, epoch: str
+    reader: Reader, record: rp.HandoffRecord, attempt: int, reserved: int, published: int, epoch: str
 ) -> None:
     handoff = Handoff(Spec(("", 0, 0), "o", attempt), 0, 0, b"t", 1, 0, reserved)
     handoff.published_wall = published
@@ -52,12 +59,13 @@ def test_a_get_response_is_byte_for_byte_what_protobuf_makes(
         store_epoch=epoch,
     ).SerializeToString()
     for _ in range(2):  # the second time the constant part comes from the hand-off
-        assert wire.get_response(Reading(record.SerializeToString(), handoff), epoch) == expected
+        assert wire.Answers(epoch, reader).get(Reading(record.SerializeToString(), handoff)) == expected
 
 
-@given(walls, epochs)
-def test_a_put_response(published: int, epoch: str) -> None:
-    response = pb.PutResponse.FromString(wire.put_response(published, epoch))
+@pytest.mark.parametrize("reader", READERS, ids=("python", "native"))
+@given(published=walls, epoch=epochs)
+def test_a_put_response(reader: Reader, published: int, epoch: str) -> None:
+    response = pb.PutResponse.FromString(wire.Answers(epoch, reader).put(published))
     assert response.store_epoch == epoch
     assert response.published_at.ToNanoseconds() == published
 
