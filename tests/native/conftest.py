@@ -1,12 +1,14 @@
-"""The reader in C, built with the compiler's sanitizers: they end a process that reads outside of an input."""
+"""The reader in C, built as for use, and with sanitizers, which end a process that reads outside an input."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -38,6 +40,19 @@ def compile_c(*arguments: str | Path) -> None:
 def framed(inputs: Sequence[bytes]) -> bytes:
     """Inputs as the driver and `under_sanitizers.py` read them."""
     return b"".join(part for data in inputs for part in (len(data).to_bytes(4, sys.byteorder), data))
+
+
+@pytest.fixture(scope="session")
+def scan(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
+    """The extension as its sources are now, whether the environment has one or not."""
+    path = tmp_path_factory.mktemp("native") / hatch_build.file_name()
+    hatch_build.build(HERE.parents[1], path)
+    spec = importlib.util.spec_from_file_location("_scan", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture(scope="session")

@@ -6,12 +6,12 @@ import gc
 import random
 import struct
 import tracemalloc
+from types import ModuleType
 from typing import Any
 
 import pytest
 from pd_handoff.v1 import metadata_store_pb2 as pb
 from pd_handoff_server.arena.layout import Layout, Limits
-from pd_handoff_server.native import _scan
 
 from tests.property.catalogue import LIMITS as NARROW
 from tests.support.records import varint
@@ -37,13 +37,13 @@ def packed(layout: Layout) -> bytes:
     return struct.pack("=9Q", *layout.widths, layout.image_bytes)
 
 
-def scanned(name: str, data: bytes, layout: Layout) -> Any:
+def scanned(scan: ModuleType, name: str, data: bytes, layout: Layout) -> Any:
     """What the reader in C finds."""
-    function = getattr(_scan, name)
+    function = getattr(scan, name)
     return function(data, packed(layout)) if name in PUTS else function(data)
 
 
-def test_it_understands_what_python_does_and_as_python_does() -> None:
+def test_it_understands_what_python_does_and_as_python_does(scan: ModuleType) -> None:
     rng = random.Random(11)
     understood = dict.fromkeys(python_reader.READERS, 0)
     for _ in range(count(2_500)):
@@ -53,29 +53,29 @@ def test_it_understands_what_python_does_and_as_python_does() -> None:
         for name, (kind, _) in python_reader.READERS.items():
             if isinstance(message, kind):
                 expected, _ = python_reader.read(name, data, layout)
-                assert scanned(name, data, layout) == expected, (name, data)
+                assert scanned(scan, name, data, layout) == expected, (name, data)
                 understood[name] += expected is not None
     assert min(understood.values()) > count(2_500) // 500, understood
 
 
-def test_what_is_not_just_so_is_left_to_python_or_read_as_python_does() -> None:
+def test_what_is_not_just_so_is_left_to_python_or_read_as_python_does(scan: ModuleType) -> None:
     understood = dict.fromkeys(python_reader.READERS, 0)
     rng = random.Random(12)
     for data in inputs(13, count(20_000)):
         layout = rng.choice(LAYOUTS)
         for name in understood:
-            found = scanned(name, data, layout)
+            found = scanned(scan, name, data, layout)
             if found is not None:
                 assert (found, True) == python_reader.read(name, data, layout), (name, data)
                 understood[name] += 1
     assert min(understood.values()) > count(20_000) // 500, understood
 
 
-def test_a_session_is_taken_apart_and_no_further() -> None:
+def test_a_session_is_taken_apart_and_no_further(scan: ModuleType) -> None:
     fields = {field.number: field.name for field in pb.SessionRequest.DESCRIPTOR.fields}
     understood = 0
     for data in inputs(14, count(10_000)):
-        found = _scan.session(data)
+        found = scan.session(data)
         if found is None:
             continue
         call_id, number, call = found
@@ -86,30 +86,30 @@ def test_a_session_is_taken_apart_and_no_further() -> None:
     assert understood > count(10_000) // 20
 
 
-def test_nothing_of_another_type_is_read() -> None:
+def test_nothing_of_another_type_is_read(scan: ModuleType) -> None:
     limits = packed(LAYOUTS[0])
     for name in python_reader.READERS:
         more = (limits,) if name in PUTS else ()
         for wrong in ("text", bytearray(b"x"), memoryview(b"x"), None, 7):
             with pytest.raises(TypeError):
-                getattr(_scan, name)(wrong, *more)
+                getattr(scan, name)(wrong, *more)
         with pytest.raises(TypeError):
-            getattr(_scan, name)()
+            getattr(scan, name)()
     for name in PUTS:
         with pytest.raises(ValueError, match="72"):
-            getattr(_scan, name)(b"", limits[1:])
+            getattr(scan, name)(b"", limits[1:])
         with pytest.raises(TypeError):
-            getattr(_scan, name)(b"", "x" * 72)
+            getattr(scan, name)(b"", "x" * 72)
 
 
-def test_nothing_is_kept() -> None:
+def test_nothing_is_kept(scan: ModuleType) -> None:
     some = list(inputs(15, 2_000))
     names = [*python_reader.READERS, "session"]
 
     def read_all() -> int:
         for data in some:
             for name in names:
-                scanned(name, data, LAYOUTS[0])
+                scanned(scan, name, data, LAYOUTS[0])
         gc.collect()
         return tracemalloc.get_traced_memory()[0]
 

@@ -97,7 +97,7 @@ def test_under_python(sanitized_extension: Path) -> None:
     command: list[str | Path] = [sys.executable, "-I", "-S", HERE / "under_sanitizers.py", sanitized_extension]
     some = list(inputs(3, count(6_000)))
     told = run(command, some, LD_PRELOAD=library, PYTHONMALLOC="malloc")
-    assert int(told) > len(some) // 8
+    assert int(told) > 2 * len(some) + len(some) // 8  # two of its functions find something for any input
 
 
 def test_the_binding_compiles_without_a_warning(tmp_path: Path) -> None:

@@ -30,13 +30,24 @@ def main() -> None:
         results = [getattr(scan, name)(data, LIMITS) for name in ("put", "put_all")]
         for name in ("get", "get_all", "reserve", "reserve_all", "session"):
             results.append(getattr(scan, name)(data))
+        results.append(scan.answer(int.from_bytes(data[:8], "big"), 1 + len(data) % 15, data))
+        results.append(scan.stamp(10 + 8 * (len(data) % 15), int.from_bytes(data[:9], "big")))
         found += sum(result is not None for result in results)
         repr(results)  # looks at every value
-    for call in (scan.get, scan.session, scan.put, scan.put_all):
-        for arguments in ((), (bytearray(b"x"),), (b"", b""), (b"", b"x" * 71), (None, LIMITS), (b"", b"", b"")):
+    for call in (scan.get, scan.session, scan.put, scan.put_all, scan.answer, scan.stamp):
+        for arguments in (
+            (),
+            (bytearray(b"x"),),
+            (b"", b""),
+            (b"", b"x" * 71),
+            (None, LIMITS),
+            (b"", b"", b""),
+            (-1, -1),
+            (-1, 2, b""),
+        ):
             try:
                 call(*arguments)
-            except (TypeError, ValueError):
+            except (TypeError, ValueError, OverflowError):
                 continue
             raise RuntimeError(f"{call} took {arguments}")
     print(found)
