@@ -6,13 +6,20 @@ from __future__ import annotations
 import math
 import threading
 import time
+import weakref
 from typing import Protocol
 
 _LINGER = 5.0  # seconds that it stays ready after the last call, so that the next need not wake it
 
 
 class Wakeable(Protocol):
-    """What blocks."""
+    """What blocks, at times.
+
+    Attributes:
+        deadline: until when, in `time.monotonic` seconds; infinite while it does not.
+    """
+
+    deadline: float
 
     def wake(self) -> None:
         """Must return soon."""
@@ -27,14 +34,23 @@ class Alarm:
     def reset(self) -> None:
         """As new, without its thread: for a child process."""
         self._condition = threading.Condition()
-        self._deadlines: dict[Wakeable, float] = {}
+        self._watched: weakref.WeakSet[Wakeable] = weakref.WeakSet()
         self._wakes = math.inf  # when the thread looks next
         self._used = False
         self._thread: threading.Thread | None = None
 
-    def set(self, who: Wakeable, deadline: float) -> None:
-        """One deadline each; the last one counts."""
-        self._deadlines[who] = deadline
+    def watch(self, who: Wakeable) -> None:
+        """From now on, as long as it is there or until `forget`."""
+        with self._condition:
+            self._watched.add(who)
+
+    def forget(self, who: Wakeable) -> None:
+        """It will not block again."""
+        with self._condition:
+            self._watched.discard(who)
+
+    def expect(self, deadline: float) -> None:
+        """To be told whenever one of those that are watched has been given a deadline."""
         self._used = True
         if deadline < self._wakes:
             with self._condition:
@@ -43,10 +59,6 @@ class Alarm:
                     self._thread.start()
                 self._condition.notify()
 
-    def drop(self, who: Wakeable) -> None:
-        """It blocks no more."""
-        self._deadlines.pop(who, None)
-
     def _run(self) -> None:
         with self._condition:
             while True:  # a daemon: ends with the process
@@ -54,11 +66,12 @@ class Alarm:
                 now = time.monotonic()
                 nearest = now + _LINGER if self._used else math.inf
                 self._used = False
-                for who, deadline in list(self._deadlines.items()):
+                for who in list(self._watched):
+                    deadline = who.deadline
                     if deadline <= now:
                         who.wake()
                         # Again soon, should the one who woke not be the one that is late.
-                        deadline = now + 0.01  # noqa: PLW2901
+                        deadline = now + 0.01
                     nearest = min(nearest, deadline)
                 self._wakes = nearest
                 self._condition.wait(None if nearest == math.inf else max(nearest - time.monotonic(), 0.0))

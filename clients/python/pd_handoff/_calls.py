@@ -5,13 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta, timezone
 from typing import Any, cast
 
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
-from pd_handoff import _frames, _requests
+from pd_handoff import _encoded, _requests
 from pd_handoff._steps import Pause, Send, Steps
 from pd_handoff.admin import HandoffInfo, HandoffState
 from pd_handoff.capabilities import Capabilities
@@ -24,7 +23,6 @@ from pd_handoff.v1 import admin_pb2, record_pb2
 from pd_handoff.v1 import metadata_store_pb2 as pb
 
 AnyRecord = Record | record_pb2.HandoffRecord
-_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _LARGEST_PAGE = 1000
 _SURE_BATCH = 32
 """Items of a batch that are sent without asking first how many the store takes."""
@@ -42,7 +40,7 @@ class Calls:
     clock: Callable[[], float] = time.monotonic
     learned: dict[str, int] = field(default_factory=dict)
     encodes: bool = False
-    """Whether the transport takes `_frames.Encoded` for a message."""
+    """Whether the transport takes `_encoded.Encoded` for a message."""
 
     def but(self, **changes: Any) -> Calls:
         """The same with other settings."""
@@ -115,13 +113,13 @@ class Calls:
 
     def put(self, reservation: Reservation, record: AnyRecord) -> Steps[Published]:
         """Put by token."""
-        return published_of((yield from self.ask("Put", self.put_request(reservation, record))))
+        return Published.from_proto((yield from self.ask("Put", self.put_request(reservation, record))))
 
     def put_once(self, key: Key | int, record: AnyRecord, **options: Any) -> Steps[Published]:
         """Reserve and Put in one call."""
         request = _requests.put_request(self.key(key), record)
         request.reserve.CopyFrom(_requests.reserve_request(None, producer=self.producer, **options))
-        return published_of((yield from self.ask("Put", request, wait_of(request.reserve))))
+        return Published.from_proto((yield from self.ask("Put", request, wait_of(request.reserve))))
 
     def release(self, key: Key | int, *, token: bytes = b"", reader_id: str = "") -> Steps[None]:
         """Release by token or reader."""
@@ -145,11 +143,15 @@ class Calls:
         expected_store_epoch: str | None,
     ) -> pb.GetRequest:
         """What a Get sends."""
+        reader = self.reader_id if reader_id is None else reader_id
+        if max_wait is None and self.encodes:
+            where = _encoded.key(key, self.namespace)
+            return cast(pb.GetRequest, _encoded.get(where, attempt, reader, consume, expected_store_epoch))
         return _requests.get_request(
             self.key(key),
             attempt=attempt,
             max_wait=max_wait,
-            reader_id=self.reader_id if reader_id is None else reader_id,
+            reader_id=reader,
             consume=consume,
             expected_store_epoch=expected_store_epoch,
         )
@@ -186,23 +188,22 @@ class Calls:
         """BatchPut."""
         requests = [self.put_request(held, record) for held, record in items]
         answers = yield from self._parts("BatchPut", pb.BatchPutRequest, requests)
-        return [answer if isinstance(answer, HandoffError) else published_of(answer) for answer in answers]
+        return [answer if isinstance(answer, HandoffError) else Published.from_proto(answer) for answer in answers]
 
     def put_request(self, reservation: Reservation, record: AnyRecord) -> pb.PutRequest:
         """What a Put by token sends."""
-        key = self.key(reservation.key)
         if not self.encodes:
-            return _requests.put_request(key, record, reservation.token)
-        message = _requests.record_message(record)
-        return cast(pb.PutRequest, _frames.encoded_put(key, reservation.token, message))
+            return _requests.put_request(self.key(reservation.key), record, reservation.token)
+        key = _encoded.key(reservation.key, self.namespace)
+        return cast(pb.PutRequest, _encoded.put(key, reservation.token, _requests.record_message(record)))
 
     def put_all(self, requests: list[pb.PutRequest]) -> Steps[list[Published | HandoffError]]:
         """Put of one, BatchPut of several."""
         if len(requests) > 1:
             answers = yield from self._parts("BatchPut", pb.BatchPutRequest, requests)
-            return [answer if isinstance(answer, HandoffError) else published_of(answer) for answer in answers]
+            return [answer if isinstance(answer, HandoffError) else Published.from_proto(answer) for answer in answers]
         try:
-            return [published_of((yield from self.ask("Put", requests[0])))]
+            return [Published.from_proto((yield from self.ask("Put", requests[0])))]
         except HandoffError as error:
             return [error]
 
@@ -210,18 +211,14 @@ class Calls:
         self, items: Iterable[Key | int | GetItem], *, attempt: int, reader_id: str | None, **options: Any
     ) -> Steps[list[Handoff | HandoffError]]:
         """BatchGet."""
-        reader = self.reader_id if reader_id is None else reader_id
         requests = []
         for given in items:
-            item = given if isinstance(given, GetItem) else GetItem(given)
-            requests.append(
-                _requests.get_request(
-                    self.key(item.key),
-                    attempt=attempt if item.attempt is None else item.attempt,
-                    reader_id=reader if item.reader_id is None else item.reader_id,
-                    **options,
-                )
-            )
+            if isinstance(given, GetItem):
+                which = attempt if given.attempt is None else given.attempt
+                reader = reader_id if given.reader_id is None else given.reader_id
+                requests.append(self.get_request(given.key, attempt=which, reader_id=reader, **options))
+            else:
+                requests.append(self.get_request(given, attempt=attempt, reader_id=reader_id, **options))
         answers = yield from self._parts("BatchGet", pb.BatchGetRequest, requests)
         return [answer if isinstance(answer, HandoffError) else Handoff(answer) for answer in answers]
 
@@ -262,8 +259,8 @@ class Calls:
         while pending:  # ends with the outage's budget
             began = self.clock()
             part = [requests[index] for index in pending]
-            if isinstance(part[0], _frames.Encoded):
-                message, waits = cast(Message, _frames.encoded_batch(part)), []
+            if isinstance(part[0], _encoded.Encoded):
+                message, waits = cast(Message, _encoded.batch(part)), []
             else:
                 message = batch(requests=part)
                 waits = [wait for one in message.requests for wait in wait_of(one)]
@@ -311,7 +308,7 @@ class Calls:
 
 def wait_of(request: Any) -> tuple[Duration, ...]:
     """The max_wait inside a request, if it has one."""
-    if isinstance(request, _frames.Encoded):
+    if isinstance(request, _encoded.Encoded):
         return ()
     if isinstance(request, pb.PutRequest):
         return wait_of(request.reserve) if request.HasField("reserve") else ()
@@ -321,9 +318,3 @@ def wait_of(request: Any) -> tuple[Duration, ...]:
 def longest(waits: Sequence[Duration]) -> float:
     """Seconds; 0 for none."""
     return max(0.0, *(duration.seconds + duration.nanos / 1e9 for duration in waits)) if waits else 0.0
-
-
-def published_of(response: pb.PutResponse) -> Published:
-    """What a Put gave."""
-    at = response.published_at  # by hand: ToDatetime takes several times as long
-    return Published(_EPOCH + timedelta(0, at.seconds, at.nanos // 1000), response.store_epoch)

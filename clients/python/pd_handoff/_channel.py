@@ -94,7 +94,8 @@ def methods_of(channel: Any, store_stub: Any, admin_stub: Any) -> dict[str, Call
     store, admin = store_stub(channel), admin_stub(channel)
     methods = {name: getattr(store, name) for name in _STORE_METHODS}
     methods |= {name: getattr(admin, name) for name in _ADMIN_METHODS}
-    for name, answer in (("Put", pb.PutResponse), ("BatchPut", pb.BatchPutResponse)):  # these may be `_frames.Encoded`
+    for name in ("Put", "Get", "BatchPut", "BatchGet"):  # these may be `_encoded.Encoded`
+        answer = getattr(pb, f"{name}Response")
         path = f"/{_SERVICE.full_name}/{name}"
         methods[name] = channel.unary_unary(path, operator.methodcaller("SerializeToString"), answer.FromString)
     return methods
@@ -107,6 +108,8 @@ class CallMetadata:
     def __init__(self, token: str | Callable[[], str] | None, extra: Callable[[], Metadata] | None) -> None:
         self.differs = extra is not None
         """Whether each call may carry something of its own, which one stream for all cannot."""
+        self.changes = callable(token)
+        """Whether who calls may be told differently by each call."""
         self._token = token
         self._extra = extra
         if not (token is None or callable(token)):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from typing import Final
 
-from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 
 from pd_handoff import errors
+from pd_handoff._encoded import tag_of, varint
 from pd_handoff.v1 import metadata_store_pb2 as pb
-from pd_handoff.v1 import record_pb2
 
 METHOD = "/pd_handoff.v1.MetadataStore/Session"
 LARGEST = 1 << 20
@@ -17,56 +16,11 @@ LARGEST = 1 << 20
 stream with all that is on it; as a call of its own it fails alone."""
 
 
-def _tag(field: FieldDescriptor) -> bytes:
-    return bytes((field.number << 3 | 2,))
-
-
-_TAGS = {field.name.capitalize(): _tag(field) for field in pb.SessionRequest.DESCRIPTOR.oneofs_by_name["call"].fields}
-_PUT_KEY, _PUT_TOKEN, _PUT_RECORD = (
-    _tag(pb.PutRequest.DESCRIPTOR.fields_by_name[name]) for name in ("key", "token", "record")
-)
-_BATCH_ITEM = _tag(pb.BatchPutRequest.DESCRIPTOR.fields_by_name["requests"])
-
-
-class Encoded:
-    """A request that is bytes already; our own transports take it for a message. A message in a message is copied into
-    it before it is serialized, which for a record costs as much as everything else the client does."""
-
-    __slots__ = ("_data",)
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-
-    def SerializeToString(self) -> bytes:  # noqa: N802 - as a message has it
-        """The bytes."""
-        return self._data
-
-    def ByteSize(self) -> int:  # noqa: N802
-        """How many."""
-        return len(self._data)
-
-
-def encoded_put(key: record_pb2.HandoffKey, token: bytes, record: record_pb2.HandoffRecord) -> Encoded:
-    """A PutRequest by token."""
-    return Encoded(
-        _framed(_PUT_KEY, key.SerializeToString())
-        + _framed(_PUT_TOKEN, token)
-        + _framed(_PUT_RECORD, record.SerializeToString())
-    )
-
-
-def encoded_batch(requests: Iterable[Encoded]) -> Encoded:
-    """A BatchPutRequest of them."""
-    return Encoded(b"".join([_framed(_BATCH_ITEM, request.SerializeToString()) for request in requests]))
-
-
-def _framed(tag: bytes, data: bytes) -> bytes:
-    return tag + _varint(len(data)) + data
-
-
-def carries(method: str) -> bool:
-    """Whether a Session can carry it."""
-    return method in _TAGS
+TAGS: Final = {
+    field.name.capitalize(): tag_of(field) for field in pb.SessionRequest.DESCRIPTOR.oneofs_by_name["call"].fields
+}
+"""What stands before a call's request in a SessionRequest, by its method; its answer has the same number."""
+_ANSWERS = {TAGS[name]: getattr(pb, f"{name}Response").FromString for name in TAGS}
 
 
 def waits(request: Message) -> bool:
@@ -76,15 +30,28 @@ def waits(request: Message) -> bool:
     return isinstance(request, (pb.GetRequest, pb.ReserveRequest)) and request.HasField("max_wait")
 
 
-def body_of(method: str, request: Message) -> bytes:
-    """What follows the call id in a SessionRequest. Built by hand: a message in a message would be copied into it
-    first."""
-    return _framed(_TAGS[method], request.SerializeToString())
+def head_of(call_id: int, tag: bytes) -> bytes:
+    """What stands before the size of the request in a SessionRequest, and of its answer in a SessionResponse."""
+    return b"\x08" + varint(call_id) + tag
 
 
-def frame_of(call_id: int, body: bytes) -> bytes:
-    """A serialized SessionRequest."""
-    return b"\x08" + _varint(call_id) + body
+def frame_of(head: bytes, request: bytes) -> bytes:
+    """A serialized SessionRequest. Built by hand: a message in a message would be copied into it first."""
+    return b"".join((head, varint(len(request)), request))
+
+
+def own_answer_of(frame: bytes, head: bytes, tag: bytes) -> Message | None:
+    """The answer to the call of this head and tag, if that is all that the frame holds, in the usual form; for
+    anything else ask `answer_of`. Raises ValueError for an answer that cannot be parsed."""
+    size = len(frame) - len(head)
+    size -= 1 if size <= 0x80 else 2 if size <= 0x4001 else 3 if size <= 0x200002 else 4
+    if size < 0 or not frame.startswith(head + varint(size)):
+        return None
+    try:
+        answer: Message = _ANSWERS[tag](frame[-size:] if size else b"")
+    except DecodeError:
+        raise ValueError("no SessionResponse") from None
+    return answer
 
 
 def answer_of(frame: bytes) -> tuple[int, Message | errors.HandoffError]:
@@ -100,16 +67,3 @@ def answer_of(frame: bytes) -> tuple[int, Message | errors.HandoffError]:
         return response.call_id, errors.StoreInternalError("the store sent an answer that this version does not know")
     answer: Message = getattr(response, which)
     return response.call_id, answer
-
-
-def _varint(value: int) -> bytes:
-    if value < 0x80:
-        return bytes((value,))
-    if value < 0x4000:
-        return bytes((value & 0x7F | 0x80, value >> 7))
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)

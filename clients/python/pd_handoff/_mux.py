@@ -6,9 +6,10 @@ the lead. With one call in flight its own thread reads, and no answer changes th
 
 from __future__ import annotations
 
+import math
 import threading
 import time
-from typing import Any
+from typing import Any, TypeAlias
 
 from google.protobuf.message import Message
 
@@ -30,39 +31,47 @@ class MuxEnded(Exception):  # noqa: N818  # an end, not always an error
         self.idle = idle
 
 
-class _Waiter:
-    __slots__ = ("answer", "gate", "leads", "received")
+_Outcome: TypeAlias = "Message | errors.HandoffError | WireEnded | None"
 
-    def __init__(self, leads: bool, received: int) -> None:
-        self.answer: Message | errors.HandoffError | WireEnded | None = None
-        self.leads = leads
-        self.received = received
-        if not leads:
-            self.gate = threading.Lock()
-            self.gate.acquire()
+
+class _Waiter:
+    """Who does not lead."""
+
+    __slots__ = ("answer", "gate", "leads")
+
+    def __init__(self) -> None:
+        self.answer: _Outcome = None
+        self.leads = False
+        self.gate = threading.Lock()
+        self.gate.acquire()
 
 
 class Mux:
-    """The calls of one stream."""
+    """The calls of one stream.
+
+    Attributes:
+        metadata: what the stream was opened with.
+        born: when it was, in `time.monotonic` seconds.
+        usable: whether another call may go over it.
+        deadline: of the call that reads, in `time.monotonic` seconds; infinite while none does.
+    """
 
     def __init__(self, wire: Wire, alarm: Alarm, metadata: Any = None) -> None:
         """`metadata` is what the stream was opened with."""
         self.metadata = metadata
         self.born = time.monotonic()
+        self.usable = True
+        self.deadline = math.inf
         self._wire = wire
         self._alarm = alarm
         self._lock = threading.Lock()
-        self._waiting: dict[int, _Waiter] = {}
+        self._waiting: dict[int, _Waiter] = {}  # all but the one that leads
         self._last = 0
         self._received = 0
         self._led = False
         self._retired = False
         self._ended: WireEnded | None = None
-
-    @property
-    def usable(self) -> bool:
-        """Whether another call may go over it."""
-        return self._ended is None and not self._retired
+        alarm.watch(self)
 
     @property
     def full(self) -> bool:
@@ -73,77 +82,106 @@ class Mux:
         """See Wakeable."""
         self._wire.wake()
 
-    def call(self, body: bytes, timeout: float) -> Message:
-        """One call; `timeout` in seconds. Raises HandoffError for a refusal, TimeoutError, MuxEnded."""
-        deadline = time.monotonic() + timeout
-        with self._lock:
-            if self._ended is not None:
-                raise MuxEnded(self._ended, idle=True)
-            call_id = self._last = self._last + 1
-            waiter = self._waiting[call_id] = _Waiter(not self._led, self._received)
-            self._led = True
+    def call(self, tag: bytes, request: bytes, deadline: float) -> Message:
+        """One call, by the tag of its method; `deadline` in `time.monotonic` seconds. Raises HandoffError for a
+        refusal, TimeoutError, MuxEnded."""
+        leads, call_id, waiter = False, 0, None
         try:
-            self._wire.send(_frames.frame_of(call_id, body))
-            if not waiter.leads:
-                waiter.gate.acquire(timeout=min(timeout, threading.TIMEOUT_MAX))
-            if waiter.answer is None and waiter.leads:
-                self._lead(waiter, deadline)
+            with self._lock:
+                if self._ended is not None:
+                    raise MuxEnded(self._ended, idle=True)
+                self._last = call_id = self._last + 1
+                received = self._received
+                if self._led:
+                    waiter = self._waiting[call_id] = _Waiter()
+                else:
+                    leads = self._led = True
+            head = _frames.head_of(call_id, tag)
+            frame = _frames.frame_of(head, request)
+            if waiter is None:
+                answer = self._lead(call_id, head, tag, deadline, frame)
+            else:
+                answer = self._follow(waiter, frame, deadline)
+                if answer is None and waiter.leads:
+                    leads = True
+                    answer = self._lead(call_id, head, tag, deadline, None)
         finally:
-            self._leave(call_id, waiter)
-        answer = waiter.answer
+            if leads or waiter is not None:
+                self._leave(call_id, leads, waiter)
         if isinstance(answer, Message):
             return answer
         if isinstance(answer, WireEnded):
-            raise MuxEnded(answer, idle=waiter.received == self._received)
+            raise MuxEnded(answer, idle=received == self._received)
         if answer is None:
             raise TimeoutError
         raise answer
 
-    def _lead(self, waiter: _Waiter, deadline: float) -> None:
-        """Read until there is an answer for `waiter`, or its time is over."""
-        self._alarm.set(self, deadline)
+    def _follow(self, waiter: _Waiter, frame: bytes, deadline: float) -> _Outcome:
+        """Wait for what whoever leads hands over."""
+        self._wire.send(frame)
+        waiter.gate.acquire(timeout=min(max(deadline - time.monotonic(), 0.0), threading.TIMEOUT_MAX))
+        return waiter.answer
+
+    def _lead(self, call_id: int, head: bytes, tag: bytes, deadline: float, frame: bytes | None) -> _Outcome:
+        """Send the frame, if any, and read until there is its answer, or its time is over."""
+        self.deadline = deadline
+        self._alarm.expect(deadline)
         try:
-            while waiter.answer is None:
-                frame = self._wire.receive()
-                if frame is not None:
-                    self._hand_over(frame)
+            found = self._wire.receive() if frame is None else self._wire.exchange(frame)
+            while True:  # each turn takes a message, or is woken
+                if found is not None:
+                    self._received += 1
+                    answer = self._read(found, call_id, head, tag)
+                    if answer is not None:
+                        return answer
                 elif time.monotonic() >= deadline:
-                    return
+                    return None
+                found = self._wire.receive()
         except WireEnded as ended:
             self._end(ended)
+            return ended
         finally:
-            self._alarm.drop(self)
+            self.deadline = math.inf
 
-    def _hand_over(self, frame: bytes) -> None:
-        self._received += 1
+    def _read(self, frame: bytes, own: int, head: bytes, tag: bytes) -> Message | errors.HandoffError | None:
+        """The answer to the call that leads; another one is handed over to whom it belongs."""
         try:
+            mine = _frames.own_answer_of(frame, head, tag)
+            if mine is not None:
+                return mine
             call_id, answer = _frames.answer_of(frame)
         except ValueError:
             self._wire.cancel()
-            return
+            return None
+        if call_id == own:
+            return answer
         with self._lock:
             waiter = self._waiting.pop(call_id, None)
             if waiter is not None:  # else it gave up
                 waiter.answer = answer
-                if not waiter.leads:
-                    waiter.gate.release()
+                waiter.gate.release()
+        return None
 
     def _end(self, ended: WireEnded) -> None:
         with self._lock:
+            self.usable = False
             self._ended = ended
             for waiter in self._waiting.values():
                 waiter.answer = ended
-                if not waiter.leads:
-                    waiter.gate.release()
+                waiter.gate.release()
             self._waiting.clear()
+        self._alarm.forget(self)
 
-    def _leave(self, call_id: int, waiter: _Waiter) -> None:
+    def _leave(self, call_id: int, leads: bool, waiter: _Waiter | None) -> None:
         """The call is over, however: pass on the lead, if it has it."""
         with self._lock:
-            self._waiting.pop(call_id, None)
-            if not waiter.leads:
+            if waiter is not None:
+                self._waiting.pop(call_id, None)
+                leads = waiter.leads
+            if not leads:
                 return
-            for other in self._waiting.values():
+            if self._waiting:
+                other = self._waiting.pop(next(iter(self._waiting)))
                 other.leads = True
                 other.gate.release()
                 return
@@ -155,6 +193,7 @@ class Mux:
     def retire(self) -> None:
         """No more calls: the stream ends with those under way."""
         with self._lock:
+            self.usable = False
             self._retired = True
             if self._led or self._ended is not None:
                 return

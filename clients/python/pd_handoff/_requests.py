@@ -98,7 +98,7 @@ def record_message(record: Record | record_pb2.HandoffRecord) -> record_pb2.Hand
 
 
 def get_request(
-    key: record_pb2.HandoffKey,
+    key: record_pb2.HandoffKey | None,
     *,
     attempt: int,
     max_wait: float | None,
@@ -106,7 +106,7 @@ def get_request(
     consume: bool,
     expected_store_epoch: str | None,
 ) -> pb.GetRequest:
-    """A Get. Raises InvalidRequest for what it cannot hold."""
+    """A Get; without a key, the rest of it. Raises InvalidRequest for what it cannot hold."""
     try:
         request = pb.GetRequest(
             key=key,

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 FRESH: Final = 1.0
 """Seconds. A call that met the end of its stream so soon, and nothing before it, met a stream that was dead already: it
 is made again, alone."""
-PROBE: Final = _frames.body_of("Capabilities", pb.CapabilitiesRequest())
+PROBE: Final = (_frames.TAGS["Capabilities"], pb.CapabilitiesRequest().SerializeToString())
+"""What the first call of a stream is."""
 
 
 class SessionTransport(GrpcTransport):
@@ -47,17 +48,20 @@ class SessionTransport(GrpcTransport):
 
     def call(self, method: str, request: Message, timeout: float) -> Message:
         """See Transport."""
-        if not _frames.carries(method):
+        tag = _frames.TAGS.get(method)
+        if tag is None:
             return super().call(method, request, timeout)
         began = time.monotonic()
-        mux = self._stream(timeout)
+        mux = self._mux
+        if mux is None or not mux.usable or self._metadata.changes:
+            mux = self._stream(timeout)
         if mux is None or mux.full:
             return super().call(method, request, timeout)
-        body = _frames.body_of(method, request)
-        if len(body) > _frames.LARGEST:
+        data = request.SerializeToString()
+        if len(data) > _frames.LARGEST:
             return super().call(method, request, timeout)
         try:
-            return mux.call(body, timeout - (time.monotonic() - began))
+            return mux.call(tag, data, began + timeout)
         except TimeoutError:
             raise errors.no_answer(self._target) from None
         except MuxEnded as ended:
@@ -105,7 +109,7 @@ class SessionTransport(GrpcTransport):
             raise errors.ClientClosed("this client was closed") from None
         error: errors.HandoffError | None = None
         try:
-            mux.call(PROBE, timeout if always else min(timeout, PROBE_SECONDS))
+            mux.call(*PROBE, time.monotonic() + (timeout if always else min(timeout, PROBE_SECONDS)))
         except errors.HandoffError:
             pass  # a refusal is an answer
         except TimeoutError:

@@ -59,15 +59,16 @@ class AsyncMux:
         """Whether it carries all that it may."""
         return len(self._waiting) >= MOST
 
-    async def call(self, body: bytes, timeout: float) -> Message:
-        """One call; `timeout` in seconds. Raises HandoffError for a refusal, TimeoutError, WireEnded."""
+    async def call(self, tag: bytes, request: bytes, timeout: float) -> Message:
+        """One call, by the tag of its method; `timeout` in seconds. Raises HandoffError for a refusal, TimeoutError,
+        WireEnded."""
         if self._ended is not None:
             raise WireEnded(self._ended.status)
         call_id = self._last = self._last + 1
         future = self._waiting[call_id] = self._loop.create_future()
         timer = self._loop.call_later(timeout, _time_out, future)
         try:
-            self._wire.send(_frames.frame_of(call_id, body))
+            self._wire.send(_frames.frame_of(_frames.head_of(call_id, tag), request))
             answer = await future
         finally:
             timer.cancel()
@@ -159,15 +160,18 @@ class AsyncSessionTransport(GrpcAioTransport):
 
     async def call(self, method: str, request: Message, timeout: float) -> Message:
         """See AsyncTransport."""
-        if not _frames.carries(method) or _queues(request):
+        tag = _frames.TAGS.get(method)
+        if tag is None or _queues(request):
             return await super().call(method, request, timeout)
         began = time.monotonic()
-        mux = await self._stream(timeout)
+        mux = self._mux
+        if mux is None or not mux.usable or self._metadata.changes:
+            mux = await self._stream(timeout)
         if mux is None or mux.full or request.ByteSize() > _frames.LARGEST:
             return await super().call(method, request, timeout)
         received = mux.received
         try:
-            return await _carry(mux, method, request, timeout - (time.monotonic() - began))
+            return await _carry(mux, tag, request, timeout - (time.monotonic() - began))
         except TimeoutError:
             raise errors.no_answer(self._target) from None
         except WireEnded as ended:
@@ -210,7 +214,7 @@ class AsyncSessionTransport(GrpcAioTransport):
             mux = AsyncMux(open_wire(self._streams(), self._metadata()), credentials)
             error: errors.HandoffError | None = None
             try:
-                await mux.call(PROBE, timeout if always else min(timeout, PROBE_SECONDS))
+                await mux.call(*PROBE, timeout if always else min(timeout, PROBE_SECONDS))
             except errors.HandoffError:
                 pass  # a refusal is an answer
             except TimeoutError:
@@ -252,11 +256,11 @@ class AsyncSessionTransport(GrpcAioTransport):
         await super().close()
 
 
-async def _carry(mux: AsyncMux, method: str, request: Message, timeout: float) -> Message:
+async def _carry(mux: AsyncMux, tag: bytes, request: Message, timeout: float) -> Message:
     """One call. A task can be cancelled, and a Session has no way to tell the store: so a Get waits there for a few
     seconds at a time, and what a cancelled one leaves behind is gone as soon."""
     if not (isinstance(request, pb.GetRequest) and _seconds(request) > _SLICE):
-        return await mux.call(_frames.body_of(method, request), timeout)
+        return await mux.call(tag, request.SerializeToString(), timeout)
     deadline = time.monotonic() + timeout
     until = time.monotonic() + _seconds(request)
     part = pb.GetRequest()
@@ -266,7 +270,7 @@ async def _carry(mux: AsyncMux, method: str, request: Message, timeout: float) -
         last = wait < _SLICE
         part.max_wait.FromNanoseconds(round(wait * 1e9))
         try:
-            return await mux.call(_frames.body_of(method, part), max(deadline - time.monotonic(), 0.0))
+            return await mux.call(tag, part.SerializeToString(), max(deadline - time.monotonic(), 0.0))
         except errors.RecordNotReady:
             if last:
                 raise

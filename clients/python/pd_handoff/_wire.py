@@ -73,6 +73,9 @@ class Wire(Protocol):
     def receive(self) -> bytes | None:
         """Blocks for the next message; None after a `wake`. Raises WireEnded."""
 
+    def exchange(self, frame: bytes) -> bytes | None:
+        """`send`, then `receive`."""
+
     def wake(self) -> None:
         """Makes a `receive` under way, or the next, return None."""
 
@@ -90,7 +93,8 @@ class RawWire:
         self._lock = threading.RLock()  # a collector may cancel the stream at any point of this thread
         self._unsent: deque[bytes] = deque()
         self._sending = self._armed = self._over = False
-        self._due = 2  # batches under way
+        self._begun = 2  # batches; counted under the lock
+        self._taken = 0  # of them; counted by the thread that receives
         self._status: Status | None = None
         begin = (cygrpc.SendInitialMetadataOperation(metadata, 0), cygrpc.ReceiveStatusOnClientOperation(0))
         initial = (cygrpc.ReceiveInitialMetadataOperation(0),)
@@ -118,29 +122,48 @@ class RawWire:
 
     def receive(self) -> bytes | None:
         """See Wire."""
+        with self._lock:
+            self._arm()
+        return self._next()
+
+    def exchange(self, frame: bytes) -> bytes | None:
+        """See Wire."""
+        with self._lock:
+            if not self._over:
+                if self._sending:
+                    self._unsent.append(frame)
+                else:
+                    self._sending = True
+                    self._start((cygrpc.SendMessageOperation(frame, 0),), _SENT)
+            self._arm()
+        return self._next()
+
+    def _arm(self) -> None:
+        if self._over and self._begun == self._taken:
+            raise WireEnded(self._status)
         if not self._armed:
-            with self._lock:
-                if self._over and not self._due:
-                    raise WireEnded(self._status)
-                self._armed = True
-                self._start((cygrpc.ReceiveMessageOperation(0),), _RECEIVED)
+            self._armed = True
+            self._start((cygrpc.ReceiveMessageOperation(0),), _RECEIVED)
+
+    def _next(self) -> bytes | None:
         while True:  # each turn takes an operation that was started; the last is the stream's end
             event = self._call.next_event()
             tag = event.tag
-            with self._lock:
-                self._due -= 1
-                if tag is _SENT:
+            self._taken += 1
+            if tag is _SENT:
+                with self._lock:
                     self._sending = False
                     if self._unsent and not self._over:
                         self._sending = True
                         self._start((cygrpc.SendMessageOperation(self._unsent.popleft(), 0),), _SENT)
-                elif tag is _END:
+            elif tag is _END:
+                with self._lock:
                     self._over = True
                     end = event.batch_operations[1]
                     self._status = Status(int(end.code()), end.details() or "", end.trailing_metadata())
-                # Taking what is left frees the call; after that it must not be touched.
-                if self._over and not self._due:
-                    raise WireEnded(self._status)
+            # Taking what is left frees the call; after that it must not be touched. Once it is over nothing begins.
+            if self._over and self._begun == self._taken:
+                raise WireEnded(self._status)
             if tag is _RECEIVED:
                 message: bytes | None = event.batch_operations[0].message()
                 if message is not None:
@@ -164,7 +187,7 @@ class RawWire:
     def _start(self, operations: Any, tag: str) -> None:
         # False: the call is over, and what is under way will tell so.
         if self._call.operate(operations, tag):
-            self._due += 1
+            self._begun += 1
 
 
 class PublicWire:
@@ -200,6 +223,11 @@ class PublicWire:
                 return found
             self._ended = found
         raise self._ended
+
+    def exchange(self, frame: bytes) -> bytes | None:
+        """See Wire."""
+        self.send(frame)
+        return self.receive()
 
     def wake(self) -> None:
         """See Wire."""

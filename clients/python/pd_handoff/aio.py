@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pd_handoff import _channel, _steps
 from pd_handoff._adaptive import SessionMode
 from pd_handoff._base import BaseClient
-from pd_handoff._calls import AnyRecord, longest, published_of, wait_of
+from pd_handoff._calls import AnyRecord, longest, wait_of
 from pd_handoff._prefill import Prefill
 from pd_handoff._session_aio import AsyncSessionTransport
 from pd_handoff._soon import AsyncSoon
@@ -46,7 +46,8 @@ class _Client(BaseClient[AsyncTransport]):
         calls = self._calls
         began = calls.clock()
         try:
-            return await self._transport.call(method, request, calls.timeout + longest(waits))
+            timeout = calls.timeout + longest(waits) if waits else calls.timeout
+            return await self._transport.call(method, request, timeout)
         except HandoffError as error:
             failed = error, began
         return await self._run(calls.ask(method, request, waits, failed))
@@ -129,7 +130,7 @@ class PrefillClient(_HandoffClient):
 
         Raises TopLogprobsOverflow, FieldOverflow, InvalidRecord, RecordImmutable, StaleReservation, ReservationExpired,
         HandoffAborted."""
-        return published_of(await self._ask("Put", self._calls.put_request(reservation, record)))
+        return Published.from_proto(await self._ask("Put", self._calls.put_request(reservation, record)))
 
     async def put_once(
         self,

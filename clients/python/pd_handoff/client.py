@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pd_handoff import _channel, _steps
 from pd_handoff._adaptive import SessionMode
 from pd_handoff._base import BaseClient
-from pd_handoff._calls import AnyRecord, longest, published_of, wait_of
+from pd_handoff._calls import AnyRecord, longest, wait_of
 from pd_handoff._prefill import Prefill
 from pd_handoff._session import SessionTransport
 from pd_handoff._soon import Soon
@@ -48,7 +48,7 @@ class _Client(BaseClient[Transport]):
         calls = self._calls
         began = calls.clock()
         try:
-            return self._transport.call(method, request, calls.timeout + longest(waits))
+            return self._transport.call(method, request, calls.timeout + longest(waits) if waits else calls.timeout)
         except HandoffError as error:
             failed = error, began
         return self._run(calls.ask(method, request, waits, failed))
@@ -131,7 +131,7 @@ class PrefillClient(_HandoffClient):
 
         Raises TopLogprobsOverflow, FieldOverflow, InvalidRecord, RecordImmutable, StaleReservation, ReservationExpired,
         HandoffAborted."""
-        return published_of(self._ask("Put", self._calls.put_request(reservation, record)))
+        return Published.from_proto(self._ask("Put", self._calls.put_request(reservation, record)))
 
     def put_once(
         self,

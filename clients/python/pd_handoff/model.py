@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from datetime import datetime
+from datetime import datetime, timedelta, timezone
+from typing import TYPE_CHECKING, Any
 
 from pd_handoff._integers import unfit
 from pd_handoff.v1 import metadata_store_pb2 as pb
@@ -116,8 +117,12 @@ class Reservation:
         )
 
 
+class _Told:
+    __slots__ = ("_response",)  # what the fields of a Published are read from when they are first asked for
+
+
 @dataclass(frozen=True, slots=True)
-class Published:
+class Published(_Told):
     """A Put's confirmation.
 
     Attributes:
@@ -127,6 +132,32 @@ class Published:
 
     published_at: datetime
     store_epoch: str
+
+    @classmethod
+    def from_proto(cls, message: pb.PutResponse) -> Published:
+        """From the message; most callers look at none of it."""
+        made = _new(cls)
+        _tell(made, message)
+        return made
+
+    if not TYPE_CHECKING:  # which would take any name for a field
+
+        def __getattr__(self, name: str) -> Any:
+            """A field that nobody has asked for yet. Raises AttributeError for anything else."""
+            if name == "published_at":
+                at = self._response.published_at  # by hand: ToDatetime takes several times as long
+                value: Any = _EPOCH + timedelta(0, at.seconds, at.nanos // 1000)
+            elif name == "store_epoch":
+                value = self._response.store_epoch
+            else:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            object.__setattr__(self, name, value)
+            return value
+
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_new = object.__new__
+_tell = _Told._response.__set__  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True, slots=True)

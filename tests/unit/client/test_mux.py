@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import queue
 import threading
+import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +18,7 @@ from pd_handoff._mux import Mux, MuxEnded
 from pd_handoff._wire import Status, WireEnded
 from pd_handoff.v1 import metadata_store_pb2 as pb
 
-BODY = _frames.body_of("Abort", pb.AbortRequest())
+BODY = (_frames.TAGS["Abort"], pb.AbortRequest().SerializeToString())
 PATIENCE = 30.0
 
 
@@ -33,9 +36,13 @@ class ScriptedWire:
     def receive(self) -> bytes | None:
         self.readers.add(threading.get_ident())
         found = self._coming.get(timeout=PATIENCE)
-        if isinstance(found, Exception):
+        if isinstance(found, BaseException):
             raise found
         return found  # type: ignore[no-any-return]
+
+    def exchange(self, frame: bytes) -> bytes | None:
+        self.send(frame)
+        return self.receive()
 
     def wake(self) -> None:
         self._coming.put(None)
@@ -68,8 +75,8 @@ class Caller(threading.Thread):
 
     def run(self) -> None:
         try:
-            self.outcome = self._mux.call(BODY, self._timeout)
-        except Exception as error:
+            self.outcome = self._mux.call(*BODY, time.monotonic() + self._timeout)
+        except BaseException as error:
             self.outcome = error
 
     def ended(self) -> Any:
@@ -91,7 +98,7 @@ def mux(wire: ScriptedWire) -> Mux:
 def test_one_caller_reads_for_itself(mux: Mux, wire: ScriptedWire) -> None:
     for _ in range(3):
         wire.answer(mux._last + 1)
-        assert mux.call(BODY, PATIENCE) == pb.AbortResponse(ended=True)
+        assert mux.call(*BODY, time.monotonic() + PATIENCE) == pb.AbortResponse(ended=True)
     assert wire.readers == {threading.get_ident()}
 
 
@@ -153,7 +160,7 @@ def test_the_end_reaches_all(mux: Mux, wire: ScriptedWire) -> None:
         assert isinstance(ended.ended.error("here"), errors.StoreUnavailable)
     assert not mux.usable
     with pytest.raises(MuxEnded):
-        mux.call(BODY, PATIENCE)
+        mux.call(*BODY, time.monotonic() + PATIENCE)
 
 
 def test_an_end_after_other_answers_is_no_dead_stream(mux: Mux, wire: ScriptedWire) -> None:
@@ -177,14 +184,69 @@ def test_what_cannot_be_read_ends_the_stream(mux: Mux, wire: ScriptedWire) -> No
     assert isinstance(caller.ended(), MuxEnded)
 
 
+def test_an_answer_that_cannot_be_parsed_ends_the_stream_for_all(mux: Mux, wire: ScriptedWire) -> None:
+    caller, other = Caller(mux), None
+    first = wire.next()
+    other = Caller(mux)
+    wire.next()
+    wire._coming.put(_frames.frame_of(_frames.head_of(first, BODY[0]), b"\x08"))
+    for one in (caller, other):
+        ended = one.ended()
+        assert isinstance(ended, MuxEnded)
+        assert not ended.idle
+
+
+def test_who_is_interrupted_passes_on_the_lead(mux: Mux, wire: ScriptedWire) -> None:
+    alone = Caller(mux)
+    late = wire.next()
+    wire._coming.put(KeyboardInterrupt())
+    assert isinstance(alone.ended(), KeyboardInterrupt)
+    first = Caller(mux)
+    leading = wire.next()
+    second = Caller(mux)
+    following = wire.next()
+    wire._coming.put(KeyboardInterrupt())
+    assert isinstance(first.ended(), KeyboardInterrupt)
+    for call_id in (late, leading, following):
+        wire.answer(call_id)
+    assert second.ended() == pb.AbortResponse(ended=True)
+    assert mux.usable
+    assert not mux._waiting
+
+
+def test_the_oldest_takes_the_lead(mux: Mux, wire: ScriptedWire) -> None:
+    callers = []
+    for _ in range(3):
+        callers.append(Caller(mux))
+        wire.next()
+    wire.answer(1)
+    callers[0].ended()
+    wire.answer(2)
+    assert callers[1].ended() == pb.AbortResponse(ended=True)
+    wire.answer(3)
+    callers[2].ended()
+    assert wire.readers == {caller.ident for caller in callers}
+
+
+def test_an_alarm_keeps_no_stream(wire: ScriptedWire) -> None:
+    alarm = Alarm()
+    mux = Mux(wire, alarm)
+    gone = weakref.ref(mux)
+    wire.answer(1)
+    mux.call(*BODY, time.monotonic() + PATIENCE)
+    del mux
+    gc.collect()
+    assert gone() is None
+
+
 @pytest.mark.parametrize("end", [Mux.retire, Mux.close])
 def test_an_idle_stream_ends_at_once(end: Callable[[Mux], None], mux: Mux, wire: ScriptedWire) -> None:
     wire.answer(1)
-    mux.call(BODY, PATIENCE)
+    mux.call(*BODY, time.monotonic() + PATIENCE)
     end(mux)
     assert not mux.usable
     with pytest.raises(MuxEnded):
-        mux.call(BODY, PATIENCE)
+        mux.call(*BODY, time.monotonic() + PATIENCE)
 
 
 def test_a_retired_stream_ends_with_its_calls(mux: Mux, wire: ScriptedWire) -> None:
@@ -197,7 +259,7 @@ def test_a_retired_stream_ends_with_its_calls(mux: Mux, wire: ScriptedWire) -> N
         wire.answer(call_id)
         assert callers[call_id - 1].ended() == pb.AbortResponse(ended=True)
     with pytest.raises(MuxEnded):
-        mux.call(BODY, PATIENCE)
+        mux.call(*BODY, time.monotonic() + PATIENCE)
 
 
 def test_codes_of_the_end() -> None:
