@@ -65,6 +65,19 @@ def test_a_second_store_on_the_same_unix_socket_fails_loudly(start: Start, trans
     assert first.steps().exchange(7) == records.full()
 
 
+def test_a_second_store_behind_a_link_to_the_first_ones_socket_fails_loudly(
+    start: Start, transport: str, tmp_path: Path
+) -> None:
+    first = start()
+    path = first.target.removeprefix("unix:")
+    link = tmp_path / "link"
+    link.symlink_to(path)
+    second = run_serve("--listen", f"unix:{link}", "--log-format", "json", *chosen(transport))
+    assert second.returncode == EXIT_FAILED
+    assert refusals(second.stderr) == [f"{link} is a symbolic link; give the path that it leads to, {path}"]
+    assert first.steps().exchange(7) == records.full()
+
+
 @pytest.fixture
 def taken() -> Iterator[int]:
     """A port that something else than a store holds."""

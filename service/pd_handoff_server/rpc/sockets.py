@@ -25,6 +25,8 @@ class SocketLock:
 
     def __init__(self, path: str) -> None:
         """Raises AddressError when another process holds the path, or when something else than a socket lies there."""
+        if os.path.islink(path):  # it would be replaced, whoever serves what it leads to
+            raise AddressError(f"{path} is a symbolic link; give the path that it leads to, {os.path.realpath(path)}")
         try:
             if not stat.S_ISSOCK(os.stat(path).st_mode):
                 raise AddressError(f"{path} exists and is no socket; remove it or choose another path")
