@@ -14,18 +14,21 @@ VARINT, FIXED64, DELIMITED, FIXED32 = 0, 1, 2, 5
 class Field:
     """One of them. A value is a number of VARINT, the bytes of other types, or the fields of a message.
 
-    `padding` is how many bytes longer than needed its number, or its length, is written.
+    `padding` is how many bytes longer than needed its number, or its length, is written; `lost` is how many bytes are
+    missing at its end; `packed` tells a list of numbers.
     """
 
     number: int
     wire: int
     value: int | bytes | list[Field]
     padding: int = 0
+    lost: int = 0
+    packed: bool = False
 
     def copy(self) -> Field:
         """Another with the same contents, down to the last."""
         value = [field.copy() for field in self.value] if isinstance(self.value, list) else self.value
-        return Field(self.number, self.wire, value, self.padding)
+        return Field(self.number, self.wire, value, self.padding, self.lost, self.packed)
 
 
 def _varint_at(data: bytes, at: int) -> tuple[int, int]:
@@ -46,6 +49,7 @@ def decode(data: bytes, message: Any) -> list[Field]:
         tag, at = _varint_at(data, at)
         number, wire = tag >> 3, tag & 7
         value: int | bytes | list[Field]
+        packed = False
         if wire == VARINT:
             value, at = _varint_at(data, at)
         else:
@@ -54,9 +58,10 @@ def decode(data: bytes, message: Any) -> list[Field]:
                 size, at = _varint_at(data, at)
             value, at = data[at : at + size], at + size
             inner = known[number].message_type
+            packed = known[number].is_packed
             if inner is not None:
                 value = decode(value, inner)
-        fields.append(Field(number, wire, value))
+        fields.append(Field(number, wire, value, packed=packed))
     return fields
 
 
@@ -67,14 +72,14 @@ def _padded(value: int, padding: int) -> bytes:
 
 def encode(fields: list[Field]) -> bytes:
     """Their bytes, with the lengths that belong to them."""
-    out = bytearray()
-    for field in fields:
-        out += varint(field.number << 3 | field.wire)
-        if isinstance(field.value, int):
-            out += _padded(field.value, field.padding)
-            continue
+    return b"".join(map(_encoded, fields))
+
+
+def _encoded(field: Field) -> bytes:
+    tag = varint(field.number << 3 | field.wire)
+    if isinstance(field.value, int):
+        out = tag + _padded(field.value, field.padding)
+    else:
         value = encode(field.value) if isinstance(field.value, list) else field.value
-        if field.wire == DELIMITED:
-            out += _padded(len(value), field.padding)
-        out += value
-    return bytes(out)
+        out = tag + (_padded(len(value), field.padding) if field.wire == DELIMITED else b"") + value
+    return out[: max(0, len(out) - field.lost)]

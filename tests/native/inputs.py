@@ -63,7 +63,20 @@ def _reserve(rng: random.Random, *, key: bool = True) -> pb.ReserveRequest:
 def _record(rng: random.Random) -> rp.HandoffRecord:
     if rng.random() < 0.1:
         return records.full(rng.randint(1, 2**31 - 2))
-    return record_of(("fuzz", rng.getrandbits(40), 0), 0)
+    record = record_of(("fuzz", rng.getrandbits(40), 0), 0)
+    if rng.random() < 0.7:  # ids as vocabularies have them, of one to four bytes
+        for ids in _lists(record):
+            ids[:] = [rng.getrandbits(rng.choice((6, 7, 14, 17, 28))) for _ in ids]
+        if rng.random() < 0.5:
+            record.ClearField("customized_info")
+    return record
+
+
+def _lists(record: rp.HandoffRecord) -> list[Any]:
+    lists: list[Any] = [record.sampling_mask.token_ids, record.speculative.dsa_topk_indices]
+    for token in record.tokens:
+        lists += [token.top_logprobs.token_ids, token.token_ids_logprobs.token_ids]
+    return [ids for ids in lists if ids]
 
 
 def _put(rng: random.Random) -> pb.PutRequest:
@@ -141,12 +154,51 @@ def mutated(rng: random.Random, data: bytes, other: bytes) -> bytes:
     return bytes(out)
 
 
+def misshapen(rng: random.Random) -> pb.PutRequest:
+    """A Put of a tensor of an odd shape: more elements than a number holds, or more dimensions than there may be."""
+    shape = rng.choice(
+        ([2**31, 2**31, 4], [2**16] * 4, [2**32 - 1] * 8, [2**31, 2**31, 8], [1] * 9, [0] * 9, [1] * 8, [])
+    )
+    data = bytes(rng.choice((0, 0, 1, 2, 4)))
+    return pb.PutRequest(key=_key(rng), token=b"t", record=records.with_hidden(rng.randrange(7), shape, data))
+
+
+def cut(rng: random.Random, message: Message) -> bytes:
+    """The message up to some byte deep within it, and every length around that right."""
+    fields = top = decode(message.SerializeToString(), type(message).DESCRIPTOR)
+    while fields:
+        at = rng.randrange(len(fields))
+        del fields[at + 1 :]
+        last = fields[at]
+        if isinstance(last.value, list):
+            fields = last.value
+            continue
+        last.lost = rng.randint(0, 12)
+        if isinstance(last.value, bytes) and rng.random() < 0.7:
+            last.value, last.lost = last.value[: rng.randint(0, len(last.value))], 0
+        break
+    return encode(top)
+
+
 def bent(rng: random.Random, message: Message) -> bytes:
     """The message with a field changed anywhere within it, and every length around the field right."""
     fields = decode(message.SerializeToString(), type(message).DESCRIPTOR)
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
-        _bend(rng, _some(rng, fields), _some(rng, fields))
+        leaves = list(_leaves(fields))
+        lists = [leaf for leaf in leaves if leaf.packed]
+        if leaves and rng.random() < 0.5:
+            _change(rng, rng.choice(lists if lists and rng.random() < 0.5 else leaves))
+        else:
+            _bend(rng, _some(rng, fields), _some(rng, fields))
     return encode(fields)
+
+
+def _leaves(fields: list[Field]) -> Iterator[Field]:
+    for field in fields:
+        if isinstance(field.value, list):
+            yield from _leaves(field.value)
+        else:
+            yield field
 
 
 def _some(rng: random.Random, fields: list[Field]) -> list[Field]:
@@ -175,10 +227,16 @@ def _bend(rng: random.Random, fields: list[Field], others: list[Field]) -> None:
         fields.insert(rng.randint(0, len(fields)), fields.pop(at))
     elif kind == 3:
         field.padding = rng.choice((1, 2, 9))  # longer varints than needed
-    elif isinstance(field.value, int):
+    else:
+        _change(rng, field)
+
+
+def _change(rng: random.Random, field: Field) -> None:
+    if isinstance(field.value, int):
         field.value = rng.choice((*INTERESTING, field.value ^ 1 << rng.randrange(64)))
     elif isinstance(field.value, bytes):
-        field.value = _other_bytes(rng, field.value)
+        spoil = _overlong if field.packed and rng.random() < 0.5 else _other_bytes
+        field.value = spoil(rng, field.value)
     else:
         field.value = []
 
@@ -190,12 +248,22 @@ def _other_bytes(rng: random.Random, value: bytes) -> bytes:
             value + value,
             value[: rng.randint(0, len(value))],
             value + records.varint(rng.choice(INTERESTING)),  # one more in a packed list
-            b"\x80\x00" + value,
+            value + rng.randbytes(rng.randint(1, 3)),
+            _overlong(rng, value),
             bytes(len(value)),
             "é/\x00".encode() + value,
             rng.randbytes(len(value)),
         )
     )
+
+
+def _overlong(rng: random.Random, value: bytes) -> bytes:
+    """With one of its varints, where it holds such, a byte longer than needed."""
+    ends = [at for at, byte in enumerate(value) if byte < 0x80]
+    if not ends:
+        return b"\x80\x00"
+    at = rng.choice(ends)
+    return value[:at] + bytes((value[at] | 0x80, 0)) + value[at + 1 :]
 
 
 def inputs(seed: int, count: int) -> Iterator[bytes]:
@@ -205,10 +273,13 @@ def inputs(seed: int, count: int) -> Iterator[bytes]:
     for number in range(count):
         message = request(rng)
         data = message.SerializeToString()
-        if number % 8 < 4:
+        kind = number % 16
+        if kind < 7:
             yield bent(rng, message)
-        elif number % 8 < 7:
+        elif kind < 10:
+            yield cut(rng, message)
+        elif kind < 14:
             yield mutated(rng, data, former)
         else:
-            yield data
+            yield data if kind == 14 else misshapen(rng).SerializeToString()
         former = data

@@ -23,8 +23,7 @@ from .inputs import inputs, request
 pytestmark = pytest.mark.timeout(6 * 3600 if LONG else 300)
 
 LAYOUTS = [
-    Layout(Limits()),
-    Layout(Limits()),
+    *[Layout(Limits())] * 6,
     Layout(NARROW),
     Layout(Limits(0, 0, 0, 0, 0, 0, 0, 0)),
     Layout(Limits(1, 128, 0, 16, 4, 16, 256, 0)),
@@ -61,14 +60,14 @@ def test_it_understands_what_python_does_and_as_python_does(scan: ModuleType) ->
 def test_what_is_not_just_so_is_left_to_python_or_read_as_python_does(scan: ModuleType) -> None:
     understood = dict.fromkeys(python_reader.READERS, 0)
     rng = random.Random(12)
-    for data in inputs(13, count(20_000)):
+    for data in inputs(13, count(16_000)):
         layout = rng.choice(LAYOUTS)
         for name in understood:
             found = scanned(scan, name, data, layout)
             if found is not None:
                 assert (found, True) == python_reader.read(name, data, layout), (name, data)
                 understood[name] += 1
-    assert min(understood.values()) > count(20_000) // 500, understood
+    assert min(understood.values()) > count(16_000) // 500, understood
 
 
 def test_a_session_is_taken_apart_and_no_further(scan: ModuleType) -> None:
