@@ -12,6 +12,7 @@ import grpc
 
 from pd_handoff import _bearer
 from pd_handoff.errors import Unauthenticated
+from pd_handoff.v1 import admin_pb2
 from pd_handoff.v1 import metadata_store_pb2 as pb
 
 Metadata: TypeAlias = Sequence[tuple[str, str]]
@@ -38,12 +39,16 @@ _OPTIONS: dict[str, Any] = {
     "grpc.enable_http_proxy": 0,
 }
 
-_SERVICE = pb.DESCRIPTOR.services_by_name["MetadataStore"]
-_STORE_METHODS = (
-    *("Capabilities", "Reserve", "Put", "Get", "Release", "Abort"),
-    *("BatchReserve", "BatchPut", "BatchGet"),
-)
-_ADMIN_METHODS = ("ListHandoffs", "GetHandoff")
+METHODS: dict[str, tuple[str, Any]] = {
+    method.name: (f"/{service.full_name}/{method.name}", getattr(schema, method.output_type.name))
+    for schema, service in (
+        (pb, pb.DESCRIPTOR.services_by_name["MetadataStore"]),
+        (admin_pb2, admin_pb2.DESCRIPTOR.services_by_name["MetadataStoreAdmin"]),
+    )
+    for method in service.methods
+    if not method.client_streaming
+}
+"""Path and class of the answer of each call, by its name."""
 _LARGEST_PORT = 65535
 _digits = re.compile("[0-9]{1,5}").fullmatch
 
@@ -89,16 +94,10 @@ def open_channel(target: str, credentials: grpc.ChannelCredentials | None, setti
     return grpc.secure_channel(target, credentials, settings)
 
 
-def methods_of(channel: Any, store_stub: Any, admin_stub: Any) -> dict[str, Callable[..., Any]]:
-    """The channel's callables by method name, made once."""
-    store, admin = store_stub(channel), admin_stub(channel)
-    methods = {name: getattr(store, name) for name in _STORE_METHODS}
-    methods |= {name: getattr(admin, name) for name in _ADMIN_METHODS}
-    for name in ("Put", "Get", "BatchPut", "BatchGet"):  # these may be `_encoded.Encoded`
-        answer = getattr(pb, f"{name}Response")
-        path = f"/{_SERVICE.full_name}/{name}"
-        methods[name] = channel.unary_unary(path, operator.methodcaller("SerializeToString"), answer.FromString)
-    return methods
+def methods_of(channel: Any) -> dict[str, Callable[..., Any]]:
+    """The channel's callables by method name, made once; they take `_encoded.Encoded` for a message."""
+    serialized = operator.methodcaller("SerializeToString")
+    return {name: channel.unary_unary(path, serialized, answer.FromString) for name, (path, answer) in METHODS.items()}
 
 
 class CallMetadata:

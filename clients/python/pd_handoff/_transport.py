@@ -12,7 +12,7 @@ import grpc.aio
 from google.protobuf.message import Message
 
 from pd_handoff import _channel, errors
-from pd_handoff.v1 import admin_pb2_grpc, metadata_store_pb2_grpc
+from pd_handoff._unary import CallFailed, open_unary
 
 
 class Transport(Protocol):
@@ -48,21 +48,18 @@ class GrpcTransport:
         self._target = _channel.target_of(target)
         settings = _channel.options_of(options)
         self._channel = _channel.open_channel(self._target, credentials, settings)
-        self._methods = _channel.methods_of(
-            self._channel, metadata_store_pb2_grpc.MetadataStoreStub, admin_pb2_grpc.MetadataStoreAdminStub
-        )
+        self._unary = open_unary(self._channel)
         self._metadata = metadata
         self._closed = False
 
     def call(self, method: str, request: Message, timeout: float) -> Message:
         """See Transport."""
         try:
-            answer: Message = self._methods[method](request, timeout=timeout, metadata=self._metadata())
-            return answer
-        except grpc.RpcError as error:
+            return self._unary.call(method, request, timeout, self._metadata())
+        except CallFailed as failed:
             if self._closed:
                 raise errors.ClientClosed("this client was closed") from None
-            raise errors.from_rpc(error, self._target) from None
+            raise errors.from_rpc(failed.status, self._target) from None
         except ValueError:
             if self._closed:  # grpc: cannot invoke on a closed channel
                 raise errors.ClientClosed("this client was closed") from None
@@ -118,9 +115,7 @@ class GrpcAioTransport:
             self._channel = grpc.aio.insecure_channel(self._target, self._settings)
         else:
             self._channel = grpc.aio.secure_channel(self._target, self._credentials, self._settings)
-        self._methods = _channel.methods_of(
-            self._channel, metadata_store_pb2_grpc.MetadataStoreStub, admin_pb2_grpc.MetadataStoreAdminStub
-        )
+        self._methods = _channel.methods_of(self._channel)
         return self._channel
 
     async def close(self) -> None:

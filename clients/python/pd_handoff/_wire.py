@@ -11,38 +11,12 @@ from __future__ import annotations
 import queue
 import threading
 from collections import deque
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import grpc
 
-from pd_handoff import _frames, errors
-
-try:
-    from grpc._cython import cygrpc  # type: ignore[attr-defined]
-except ImportError:
-    cygrpc = None
-
-_CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
-
-
-class Status(NamedTuple):
-    """How a stream ended; has the methods that `errors.from_rpc` reads."""
-
-    number: int
-    text: str
-    trailing: Any
-
-    def code(self) -> grpc.StatusCode:
-        """See grpc.Call."""
-        return _CODES.get(self.number, grpc.StatusCode.UNKNOWN)
-
-    def details(self) -> str:
-        """See grpc.Call."""
-        return self.text
-
-    def trailing_metadata(self) -> Any:
-        """See grpc.Call."""
-        return self.trailing
+from pd_handoff import _core, _frames, errors
+from pd_handoff._core import Status, cygrpc
 
 
 class WireEnded(Exception):  # noqa: N818  # an end, not always an error
@@ -83,6 +57,7 @@ class Wire(Protocol):
         """Ends the stream: `receive` raises WireEnded soon."""
 
 
+_CANCELLED = grpc.StatusCode.CANCELLED.value[0]
 _INITIAL, _END, _SENT, _RECEIVED, _WOKEN = "initial", "end", "sent", "received", "woken"
 
 
@@ -146,31 +121,45 @@ class RawWire:
             self._start((cygrpc.ReceiveMessageOperation(0),), _RECEIVED)
 
     def _next(self) -> bytes | None:
-        while True:  # each turn takes an operation that was started; the last is the stream's end
-            event = self._call.next_event()
-            tag = event.tag
-            self._taken += 1
-            if tag is _SENT:
-                with self._lock:
-                    self._sending = False
-                    if self._unsent and not self._over:
-                        self._sending = True
-                        self._start((cygrpc.SendMessageOperation(self._unsent.popleft(), 0),), _SENT)
-            elif tag is _END:
-                with self._lock:
-                    self._over = True
-                    end = event.batch_operations[1]
-                    self._status = Status(int(end.code()), end.details() or "", end.trailing_metadata())
-            # Taking what is left frees the call; after that it must not be touched. Once it is over nothing begins.
-            if self._over and self._begun == self._taken:
-                raise WireEnded(self._status)
-            if tag is _RECEIVED:
-                message: bytes | None = event.batch_operations[0].message()
-                if message is not None:
-                    self._armed = False
-                    return message
-            elif tag is _WOKEN and not self._over:
-                return None
+        try:
+            while True:  # each turn takes an operation that was started; the last is the stream's end
+                event = self._call.next_event()
+                tag = event.tag
+                self._taken += 1
+                if tag is _SENT:
+                    with self._lock:
+                        self._sending = False
+                        if self._unsent and not self._over:
+                            self._sending = True
+                            self._start((cygrpc.SendMessageOperation(self._unsent.popleft(), 0),), _SENT)
+                elif tag is _END:
+                    with self._lock:
+                        self._over = True
+                        self._status = _core.status_of(event.batch_operations[1])
+                # Taking what is left frees the call; after that it must not be touched. Once it is over nothing begins.
+                if self._over and self._begun == self._taken:
+                    raise WireEnded(self._status)
+                if tag is _RECEIVED:
+                    message: bytes | None = event.batch_operations[0].message()
+                    if message is not None:
+                        self._armed = False
+                        return message
+                elif tag is _WOKEN and not self._over:
+                    return None
+        except WireEnded:
+            raise
+        except BaseException:
+            self._interrupted()
+            raise
+
+    def _interrupted(self) -> None:
+        # gRPC frees a call whose wait a signal's handler ends: it must not be waited for again. Elsewhere in the loop,
+        # something that came may have been lost.
+        with self._lock:
+            self._call.cancel(_CANCELLED, "the client was interrupted")
+            self._over = True
+            self._taken = self._begun
+            self._status = Status(_CANCELLED, "the client was interrupted", ())
 
     def wake(self) -> None:
         """See Wire."""
@@ -182,7 +171,7 @@ class RawWire:
         """See Wire."""
         with self._lock:
             if not self._over:
-                self._call.cancel(grpc.StatusCode.CANCELLED.value[0], "the client ended the session")
+                self._call.cancel(_CANCELLED, "the client ended the session")
 
     def _start(self, operations: Any, tag: str) -> None:
         # False: the call is over, and what is under way will tell so.
@@ -240,22 +229,14 @@ class PublicWire:
 
 def open_wire(channel: grpc.Channel, metadata: Any) -> Wire:
     """A new stream; fails, if it must, at the first `receive`."""
-    return RawWire(channel, metadata) if not missing(channel) else PublicWire(channel, metadata)
+    lacks = _core.missing(channel, _NAMES, ("operate", "next_event", "cancel"))
+    return PublicWire(channel, metadata) if lacks else RawWire(channel, metadata)
 
 
 _NAMES = (
     *("SendInitialMetadataOperation", "ReceiveStatusOnClientOperation", "ReceiveInitialMetadataOperation"),
-    *("SendMessageOperation", "ReceiveMessageOperation", "PropagationConstants", "SegregatedCall"),
+    *("SendMessageOperation", "ReceiveMessageOperation", "PropagationConstants"),
 )
-
-
-def missing(channel: grpc.Channel) -> list[str]:
-    """Names that RawWire needs and this gRPC does not have."""
-    lacks = [f"cygrpc.{name}" for name in _NAMES if not hasattr(cygrpc, name)]
-    if not hasattr(getattr(channel, "_channel", None), "segregated_call"):
-        lacks.append("Channel._channel.segregated_call")
-    call = getattr(cygrpc, "SegregatedCall", None)
-    return lacks + [f"SegregatedCall.{name}" for name in ("operate", "next_event", "cancel") if not hasattr(call, name)]
 
 
 def _same(data: bytes) -> bytes:

@@ -14,8 +14,9 @@ import pytest
 from google.rpc import status_pb2
 from pd_handoff import _frames, errors
 from pd_handoff._alarm import Alarm
+from pd_handoff._core import Status
 from pd_handoff._mux import Mux, MuxEnded
-from pd_handoff._wire import Status, WireEnded
+from pd_handoff._wire import WireEnded
 from pd_handoff.v1 import metadata_store_pb2 as pb
 
 BODY = (_frames.TAGS["Abort"], pb.AbortRequest().SerializeToString())

@@ -1,0 +1,90 @@
+"""A stream's end that is interrupted, without gRPC behind it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pd_handoff import _wire, errors
+from pd_handoff._core import cygrpc
+from pd_handoff._wire import RawWire, WireEnded
+
+
+class Event:
+    def __init__(self, tag: str, *operations: Any) -> None:
+        self.tag = tag
+        self.batch_operations = operations
+
+
+class Operation:
+    def __init__(self, message: bytes | None = None) -> None:
+        self.message = lambda: message
+
+
+class Call:
+    """gRPC's call: what is scripted comes, in turn; nobody may ask for more."""
+
+    def __init__(self) -> None:
+        self.script: list[Any] = []
+        self.started: list[str] = []
+        self.cancelled = 0
+
+    def segregated_call(self, *_: Any) -> Call:
+        return self
+
+    def operate(self, _: Any, tag: str) -> bool:
+        self.started.append(tag)
+        return True
+
+    def next_event(self) -> Any:
+        event = self.script.pop(0)
+        if isinstance(event, BaseException):
+            raise event
+        return event
+
+    def cancel(self, *_: Any) -> None:
+        self.cancelled += 1
+
+
+class Channel:
+    def __init__(self) -> None:
+        self._channel = Call()
+
+
+def test_messages_come_in_order() -> None:
+    channel = Channel()
+    call, wire = channel._channel, RawWire(channel, None)  # type: ignore[arg-type]
+    call.script = [Event(_wire._SENT), Event(_wire._RECEIVED, Operation(b"a")), Event(_wire._RECEIVED, Operation(b"b"))]
+    assert wire.exchange(b"1") == b"a"
+    assert call.started == [_wire._SENT, _wire._RECEIVED]
+    wire.send(b"2")
+    wire.send(b"3")
+    assert wire.receive() == b"b"
+    assert call.started[2:] == [_wire._SENT, _wire._RECEIVED]
+    call.script = [Event(_wire._SENT), Event(_wire._WOKEN)]
+    wire.wake()
+    assert wire.exchange(b"4") is None
+    assert call.started[4:] == [_wire._WOKEN, _wire._RECEIVED, _wire._SENT]
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
+def test_an_interrupt_ends_the_stream_for_good(kind: type[BaseException]) -> None:
+    channel = Channel()
+    call, wire = channel._channel, RawWire(channel, None)  # type: ignore[arg-type]
+    call.script = [kind()]
+    with pytest.raises(kind):
+        wire.exchange(b"1")
+    started = list(call.started)
+    for again in (wire.receive, lambda: wire.exchange(b"2")):
+        with pytest.raises(WireEnded) as caught:
+            again()
+        assert isinstance(caught.value.error("here"), errors.StoreUnavailable)
+    wire.send(b"3")
+    wire.wake()
+    wire.cancel()
+    assert call.started == started
+    assert call.cancelled == 1
+
+
+def test_grpc_has_what_it_takes() -> None:
+    assert all(hasattr(cygrpc, name) for name in _wire._NAMES)
