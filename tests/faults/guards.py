@@ -92,7 +92,7 @@ GUARDS = (
     Guard(
         "a freed row is scrubbed",
         "arena",
-        r"self\._rows\[body : body \+ size\] = bytes\(size\)",
+        r"rows\[body : body \+ size\] = self\._zeros\[:size\]",
         "pass",
     ),
     Guard(
@@ -116,7 +116,7 @@ GUARDS = (
     Guard(
         "the first terminal state wins (Abort after the last reader)",
         "lifecycle",
-        r"if live\.state is State\.CONSUMED:\n(\s+)return False",
+        r"if live\.state is CONSUMED:\n(\s+)return False",
         r"if False:\n\1return False",
     ),
     Guard(
@@ -135,8 +135,8 @@ GUARDS = (
     Guard(
         "a consumed record can be read again, should its answer be lost",
         "lifecycle",
-        r"handoff\.deadline = ([\w.()]+) \+ self\.policy\.consumed_grace",
-        r"handoff.deadline = \1",
+        r"handoff\.deadline = deadline = ([\w.()]+) \+ self\.policy\.consumed_grace",
+        r"handoff.deadline = deadline = \1",
         NETWORK,
     ),
     Guard(
@@ -149,8 +149,8 @@ GUARDS = (
     Guard(
         "a lease ends when its time is over",
         "lifecycle",
-        r"(self\._end\(handoff, Outcome\.COMPLETED if handoff\.state is State\.CONSUMED)",
-        r"handoff.state is State.RESERVED or \1",
+        r"(self\._end\(handoff, Outcome\.EXPIRED)",
+        r"handoff.state is RESERVED or \1",
         (*PYTEST, "tests/unit/service/test_store.py::test_everything_ends_by_the_timer_alone"),
     ),
 )

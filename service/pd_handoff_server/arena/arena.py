@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import zlib
 from typing import Any, Final
 
@@ -10,6 +11,8 @@ import torch
 
 from .draft import Draft, image_digest
 from .layout import HEADER, HEADER_START, Layout
+
+_EMPTY: Final = struct.Struct(f"<Q{HEADER.size - 8}x")  # the header of a row that holds nothing: its generation, zeros
 
 _HEADER_DTYPE: Final = np.dtype(
     [
@@ -58,6 +61,7 @@ class Arena:
         self.storage = storage
         view = storage.numpy()
         self._rows = memoryview(view.data).cast("B")
+        self._zeros = memoryview(bytes(layout.image_bytes))
         self.headers: np.ndarray[Any, np.dtype[np.void]] = np.ndarray(
             (slots,), _HEADER_DTYPE, buffer=view.data, strides=(layout.row_bytes,)
         )
@@ -83,7 +87,7 @@ class Arena:
         if written != generation or not 0 < size <= self.layout.image_bytes:  # no record is empty, zeroed memory is
             raise DamagedRowError(slot)
         body = start + HEADER.size
-        image = bytes(self._rows[body : body + size])
+        image = self._rows[body : body + size].tobytes()
         if zlib.crc32(image, slot) != checksum:
             raise DamagedRowError(slot)
         return image
@@ -99,17 +103,14 @@ class Arena:
     def digest(self, slot: int) -> bytes:
         """A collision-resistant digest of the record in this row."""
         start = slot * self.layout.row_bytes
-        size = HEADER.unpack_from(self._rows, start)[1]
+        size = HEADER_START.unpack_from(self._rows, start)[1]
         body = start + HEADER.size
         return image_digest(self._rows[body : body + size])
 
     def scrub(self, slot: int, generation: int) -> None:
         """Zero what the former owner used, header first, and note the generation of the next."""
-        start = slot * self.layout.row_bytes
-        size = min(HEADER.unpack_from(self._rows, start)[1], self.layout.image_bytes)
-        HEADER.pack_into(self._rows, start, generation, *_NO_WIDTHS)
+        rows, start = self._rows, slot * self.layout.row_bytes
+        size = min(HEADER_START.unpack_from(rows, start)[1], self.layout.image_bytes)
+        _EMPTY.pack_into(rows, start, generation)
         body = start + HEADER.size
-        self._rows[body : body + size] = bytes(size)
-
-
-_NO_WIDTHS = (0,) * 11
+        rows[body : body + size] = self._zeros[:size]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pd_handoff_server import refusal
 from pd_handoff_server.refusal import Refusal
 
-from .model import Failure, Handoff, Key, Outcome, Spec, State, Tombstone
+from .model import CONSUMED, RESERVED, Failure, Handoff, Key, Outcome, Spec, Tombstone
 
 
 @dataclass(slots=True)
@@ -48,11 +48,11 @@ def _beside(plan: Plan, live: Handoff, now: int) -> None:
         raise refusal.stale(live.state.value)
     if spec.attempt > live.attempt:
         plan.replaces = live
-    elif live.state is State.RESERVED and _restarted(spec, live.key, live.producer):
+    elif live.state is RESERVED and _restarted(spec, live.key, live.producer):
         plan.replaces, plan.replaced_outcome = live, Outcome.RESTARTED
     elif live.owner == spec.owner:
         plan.kept = live
-    elif live.state is State.CONSUMED:
+    elif live.state is CONSUMED:
         plan.replaces, plan.replaced_outcome = live, Outcome.COMPLETED
     else:
         raise refusal.handoff_exists(live.state.value, max(now - live.reserved_mono, 0) // 1_000_000)

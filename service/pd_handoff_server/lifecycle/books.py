@@ -6,8 +6,8 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 
 from .clock import Clock
-from .deadlines import Deadlines
-from .model import Handoff, Key, Observer, Policy, Rows, Spec, State, Tombstone
+from .deadlines import NEVER, Deadlines
+from .model import Handoff, Key, Observer, Policy, Rows, Spec, State, Tombstone, watchers
 from .producers import Producers
 from .quotas import Quotas
 from .slots import Slots
@@ -19,7 +19,7 @@ class Books:
     """Who holds which slot, what has ended, and what is due.
 
     `touched` collects the keys whose readers may have an answer now; the store takes and clears it. `published` counts
-    the hand-offs in that state. `deadlines` and `outcomes` know what is due next.
+    the hand-offs in that state. `due` is a moment at or before that at which something ends or is forgotten by itself.
     """
 
     def __init__(
@@ -36,17 +36,26 @@ class Books:
         self.published = 0
         self.slots = Slots(slots)
         self.touched: list[Key] = []
-        self._clock = clock
-        self._mint = mint
+        self._monotonic = clock.monotonic
+        self._wall = clock.wall
+        self._mint = mint.mint
         self._rows = rows
-        self._observers = tuple(observers)
+        self._on_reserved = watchers(observers, "reserved")
+        self._on_renewed = watchers(observers, "renewed")
+        self._on_published = watchers(observers, "published")
+        self._on_consumed = watchers(observers, "consumed")
+        self._on_ended = watchers(observers, "ended")
+        self._on_buried = watchers(observers, "buried")
+        self._on_forgotten = watchers(observers, "forgotten")
+        self._on_producer_epoch = watchers(observers, "producer_epoch")
+        self._on_producer_forgotten = watchers(observers, "producer_forgotten")
         self._now = clock.monotonic()  # as of the last look for what is overdue, with which every call begins
+        self.due = NEVER
         self.quotas = Quotas({}) if quotas is None else quotas
         self._live: dict[Key, Handoff] = {}
-        self._tombstones = self.outcomes = Tombstones(policy.tombstones)
+        self._tombstones = Tombstones(policy.tombstones)
         self._producers = Producers(policy.producers, policy.producer_time)
-        self._deadlines: Deadlines[Handoff] = Deadlines()
-        self.deadlines = self._deadlines
+        self._deadlines: Deadlines[Handoff] = Deadlines()  # of reservations and records
         self._consumed: OrderedDict[int, Handoff] = OrderedDict()  # by slot, oldest first
         self._reserved_by: dict[tuple[str, str], dict[int, Handoff]] = {}  # by instance, then slot
 
@@ -150,10 +159,14 @@ class Books:
             self.published += handoff.state is State.PUBLISHED
             if self.quotas.limits and handoff.state is not State.CONSUMED:
                 self.quotas.take(handoff.key[0])
-            self._deadlines.watch(handoff)
+            if handoff.state is not State.CONSUMED:
+                self._deadlines.watch(handoff)
             if handoff.state is State.RESERVED:
                 self._index_producer(handoff)
+        latest = self._monotonic() + self.policy.consumed_grace  # the former process's grace may have been longer
         consumed = [handoff for handoff in handoffs if handoff.state is State.CONSUMED]
+        for handoff in consumed:
+            handoff.deadline = latest if handoff.deadline is None else min(handoff.deadline, latest)
         self._consumed.update(
             (handoff.slot, handoff) for handoff in sorted(consumed, key=lambda one: one.deadline or 0)
         )
@@ -161,4 +174,11 @@ class Books:
             self._tombstones.add(tombstone)
         for (namespace, instance_id), epoch in producers:
             # When it was last seen is not kept: it counts from here, so that nobody is forgotten too early.
-            self._producers.accept((namespace, instance_id), epoch, self._clock.monotonic())
+            self._producers.accept((namespace, instance_id), epoch, self._monotonic())
+        self.due = self._earliest()
+
+    def _earliest(self) -> int:
+        """What `due` says at best."""
+        oldest = next(iter(self._consumed.values()), None)
+        grace = NEVER if oldest is None or oldest.deadline is None else oldest.deadline
+        return min(self._deadlines.due, self._tombstones.due, self._producers.due, grace)

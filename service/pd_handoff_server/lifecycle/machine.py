@@ -11,7 +11,7 @@ from pd_handoff_server.refusal import Refusal
 from .admission import Plan, judge, outcome_refusal, refuse_latecomer
 from .books import Books
 from .deadlines import NEVER
-from .model import Failure, Handoff, Key, Outcome, Spec, State, Tombstone
+from .model import CONSUMED, PUBLISHED, RESERVED, Failure, Handoff, Key, Outcome, Spec, Tombstone
 
 _SECOND = 1_000_000_000
 
@@ -46,8 +46,8 @@ class Lifecycle(Books):
         With `barge` False others wait for slots already: only a slot that the plan itself frees may be taken. Raises
         Refusal ARENA_FULL, having changed nothing.
         """
-        if plan.kept is None and plan.replaces is None and not (barge and self.slots.free):
-            supply = self.available + self._restartable(plan.spec) if barge else self._restartable(plan.spec)
+        if not (barge and self.slots.free) and plan.kept is None and plan.replaces is None:
+            supply = len(self._outdated(plan.spec)) + (self.available if barge else 0)
             if supply < 1:
                 raise self.full()
         if self.quotas.limits:
@@ -96,7 +96,7 @@ class Lifecycle(Books):
     def full(self, namespace: str | None = None) -> Refusal:
         """ARENA_FULL, with a hint when a slot may come back; with a namespace, because of its quota."""
         due = self._deadlines.next()
-        wait = 1.0 if due is None else (due - self._clock.monotonic()) / _SECOND
+        wait = 1.0 if due is None else (due - self._monotonic()) / _SECOND
         wait = min(max(wait, 0.05), 1.0)
         if namespace is not None:
             return refusal.namespace_full(namespace, self.quotas.limits[namespace], self.quotas.held[namespace], wait)
@@ -104,39 +104,45 @@ class Lifecycle(Books):
 
     def _carry_out(self, plan: Plan) -> Handoff:
         spec = plan.spec
-        self._accept_producer(spec)
+        if spec.producer is not None:
+            self._accept_producer(spec)
         if plan.kept is not None:
             self._renew(plan.kept, spec)
             return plan.kept
-        self._replace(plan)
-        fenced = self._tombstones.fence(spec.key, spec.attempt)
-        if fenced is not None:
-            for observer in self._observers:
-                observer.forgotten(fenced)
-        if not self.slots.free:
+        if plan.replaces is not None:
+            self._replace(plan)
+        key = spec.key
+        if (
+            self._tombstones.newest(key) is not None
+            and (fenced := self._tombstones.fence(key, spec.attempt)) is not None
+        ):
+            for tell in self._on_forgotten:
+                tell(fenced)
+        slots = self.slots
+        if not slots.free:
             self._end(next(iter(self._consumed.values())), Outcome.COMPLETED)
-        slot = self.slots.take()
-        generation = self.slots.generations[slot]
-        now = self._now
-        token = self._mint.mint(slot, generation)
-        handoff = Handoff(spec, slot, generation, token, self.policy.grant(spec.lease), now, self._clock.wall())
-        self._live[spec.key] = handoff
+        slot = slots.take()
+        generation = slots.generations[slot]
+        lease = self.policy.lease_default if spec.lease is None else self.policy.grant(spec.lease)
+        handoff = Handoff(spec, slot, generation, self._mint(slot, generation), lease, self._now, self._wall())
+        self._live[key] = handoff
         if self.quotas.limits:
-            self.quotas.take(spec.key[0])
-        self._index_producer(handoff)
-        self._deadlines.watch(handoff)
-        for observer in self._observers:
-            observer.reserved(handoff)
+            self.quotas.take(key[0])
+        if spec.producer is not None:
+            self._index_producer(handoff)
+        self._watch(handoff)
+        for tell in self._on_reserved:
+            tell(handoff)
         return handoff
 
     def _renew(self, handoff: Handoff, spec: Spec) -> None:
-        if handoff.state is not State.RESERVED:
+        if handoff.state is not RESERVED:
             return  # a record already published: the same answer, and nothing changes
         handoff.lease = self.policy.grant(spec.lease)
-        handoff.deadline = self._clock.monotonic() + handoff.lease
-        self._deadlines.watch(handoff)
-        for observer in self._observers:
-            observer.renewed(handoff)
+        handoff.deadline = self._monotonic() + handoff.lease
+        self._watch(handoff)
+        for tell in self._on_renewed:
+            tell(handoff)
 
     def _replace(self, plan: Plan) -> None:
         replaced, plan.replaces = plan.replaces, None
@@ -151,13 +157,11 @@ class Lifecycle(Books):
         instance_id, epoch = spec.producer
         outdated = self._outdated(spec)
         if self._producers.accept((spec.key[0], instance_id), epoch, self._now):
-            for observer in self._observers:
-                observer.producer_epoch(spec.key[0], instance_id, epoch)
+            for tell in self._on_producer_epoch:
+                tell(spec.key[0], instance_id, epoch)
+        self.due = min(self.due, self._producers.due)
         for handoff in outdated:
             self._end(handoff, Outcome.RESTARTED)
-
-    def _restartable(self, spec: Spec) -> int:
-        return len(self._outdated(spec))
 
     # -- Put -----------------------------------------------------------------------------------------------------------
 
@@ -180,23 +184,23 @@ class Lifecycle(Books):
         self.expire()
         live = self._live.get(spec.key)
         if live is not None and live.owner == spec.owner and live.attempt == spec.attempt:
-            return live if live.state is not State.RESERVED else None
+            return live if live.state is not RESERVED else None
         ended = self._tombstones.own(spec.key, spec.attempt, spec.owner)
         return ended if ended is not None and ended.digest is not None else None
 
     def publish(self, handoff: Handoff) -> None:
         """The row of a RESERVED hand-off is written: let readers see it."""
-        now = self._now
-        handoff.state = State.PUBLISHED
+        handoff.published_mono = now = self._now
+        handoff.state = PUBLISHED
         self.published += 1
-        handoff.published_mono = now
-        handoff.published_wall = self._clock.wall()
-        handoff.deadline = now + self.policy.retention
-        self._deadlines.watch(handoff)
+        handoff.published_wall = self._wall()
+        handoff.deadline = deadline = now + self.policy.retention
+        if handoff.queued_at is None or deadline < handoff.queued_at:  # else it is looked at soon enough as it is
+            self._watch(handoff)
         if handoff.producer is not None:
             self._unindex_producer(handoff)
-        for observer in self._observers:
-            observer.published(handoff)
+        for tell in self._on_published:
+            tell(handoff)
         if len(handoff.readers) >= handoff.expected_readers:
             self._complete(handoff)  # every reader had given up its claim before
         self.touched.append(handoff.key)
@@ -219,21 +223,25 @@ class Lifecycle(Books):
 
     def consume(self, handoff: Handoff, reader: bytes) -> None:
         """Count a reader of a PUBLISHED or CONSUMED hand-off; the last expected one completes it."""
-        again = handoff.state is State.CONSUMED or reader in handoff.readers
+        readers = handoff.readers
+        again = handoff.state is CONSUMED or reader in readers
         if not again:
-            handoff.readers.add(reader)
-        for observer in self._observers:
-            observer.consumed(handoff, reader, again=again)
-        if handoff.state is State.PUBLISHED and len(handoff.readers) >= handoff.expected_readers:
+            readers.add(reader)
+        for tell in self._on_consumed:
+            tell(handoff, reader, again=again)
+        if len(readers) >= handoff.expected_readers and handoff.state is PUBLISHED:
             self._complete(handoff)
 
     def _complete(self, handoff: Handoff) -> None:
-        handoff.state = State.CONSUMED
+        handoff.state = CONSUMED
         self.published -= 1
         if self.quotas.limits:
             self.quotas.give(handoff.key[0])
-        handoff.deadline = self._now + self.policy.consumed_grace
-        self._deadlines.watch(handoff)
+        # All have the same grace: the one that was consumed first is the one whose grace is over first.
+        self._deadlines.forget(handoff)
+        handoff.deadline = deadline = self._now + self.policy.consumed_grace
+        if deadline < self.due:  # noqa: PLR1730 - `min` takes ten times as long
+            self.due = deadline
         self._consumed[handoff.slot] = handoff
 
     # -- Release and Abort ---------------------------------------------------------------------------------------------
@@ -243,10 +251,10 @@ class Lifecycle(Books):
         holder = self.holder(key, token)
         if isinstance(holder, Tombstone):
             return
-        if holder.state is State.RESERVED:
+        if holder.state is RESERVED:
             failure = Failure(503, "RELEASED", "the producer released the reservation before it put a record")
             self._end(holder, Outcome.ABORTED, failure)
-        elif holder.state is State.CONSUMED:
+        elif holder.state is CONSUMED:
             self._end(holder, Outcome.COMPLETED)
 
     def release_reader(self, key: Key, reader: bytes) -> None:
@@ -255,12 +263,12 @@ class Lifecycle(Books):
         live = self._live.get(key)
         if live is None:
             return
-        if live.state is not State.RESERVED:
+        if live.state is not RESERVED:
             self.consume(live, reader)
         elif reader not in live.readers and len(live.readers) < live.expected_readers:
             live.readers.add(reader)
-            for observer in self._observers:
-                observer.consumed(live, reader, again=False)
+            for tell in self._on_consumed:
+                tell(live, reader, again=False)
 
     def abort(self, key: Key, failure: Failure, *, token: bytes = b"", attempt: int | None = None) -> bool:
         """End an attempt for everyone; True when this call did. Raises Refusal STALE_RESERVATION: foreign token."""
@@ -284,14 +292,14 @@ class Lifecycle(Books):
             return False
         if live is not None:
             self._end(live, None)  # a higher attempt is known, though it has ended: this one is superseded
-        now = self._clock.monotonic()
+        now = self._monotonic()
         early = Tombstone(key, attempt, Outcome.ABORTED, now + self.policy.tombstone_time, now, failure)
         self._bury(early)
         self.touched.append(key)
         return True
 
     def _abort_live(self, live: Handoff, failure: Failure) -> bool:
-        if live.state is State.CONSUMED:
+        if live.state is CONSUMED:
             return False  # it was complete first
         self._end(live, Outcome.ABORTED, failure)
         return True
@@ -307,23 +315,35 @@ class Lifecycle(Books):
 
     def expire(self) -> None:
         """End whatever is overdue."""
-        now = self._now = self._clock.monotonic()
-        if self._deadlines.due <= now:
-            while (handoff := self._deadlines.pop_due(now)) is not None:
-                self._end(handoff, Outcome.COMPLETED if handoff.state is State.CONSUMED else Outcome.EXPIRED)
-        if self._tombstones.due <= now:
-            for tombstone in self._tombstones.expire(now):
-                for observer in self._observers:
-                    observer.forgotten(tombstone)
+        now = self._now = self._monotonic()
+        if self.due <= now:
+            self._expire(now)
+
+    def _expire(self, now: int) -> None:
+        while (handoff := self._deadlines.pop_due(now)) is not None:
+            self._end(handoff, Outcome.EXPIRED)
+        while self._consumed:
+            oldest = next(iter(self._consumed.values()))
+            if oldest.deadline is not None and oldest.deadline > now:
+                break
+            self._end(oldest, Outcome.COMPLETED)
+        for tombstone in self._tombstones.expire(now):
+            for tell in self._on_forgotten:
+                tell(tombstone)
         if self._producers.due <= now:
             for instance in self._producers.expire(now):
-                for observer in self._observers:
-                    observer.producer_forgotten(*instance)
+                for tell in self._on_producer_forgotten:
+                    tell(*instance)
+        self.due = self._earliest()
 
     def next_deadline(self) -> int | None:
         """The monotonic moment at or before which something ends by itself; None when nothing will."""
-        due = min(self._deadlines.due, self._tombstones.due, self._producers.due)
-        return None if due == NEVER else due
+        return None if self.due == NEVER else self.due
+
+    def _watch(self, handoff: Handoff) -> None:
+        self._deadlines.watch(handoff)
+        if self._deadlines.due < self.due:  # noqa: PLR1730
+            self.due = self._deadlines.due
 
     # -- ending --------------------------------------------------------------------------------------------------------
 
@@ -332,8 +352,8 @@ class Lifecycle(Books):
         slot = handoff.slot
         tombstone = None
         if outcome is not None:
-            now = self._clock.monotonic()
-            published = handoff.state is not State.RESERVED
+            now = self._monotonic()
+            published = handoff.state is not RESERVED
             tombstone = Tombstone(
                 handoff.key,
                 handoff.attempt,
@@ -350,22 +370,29 @@ class Lifecycle(Books):
             )
             self._bury(tombstone)
         del self._live[handoff.key]
-        if handoff.state is State.PUBLISHED:
-            self.published -= 1
-        if self.quotas.limits and handoff.state is not State.CONSUMED:
-            self.quotas.give(handoff.key[0])
-        self._deadlines.forget(handoff)
-        self._consumed.pop(slot, None)
-        self._unindex_producer(handoff)
+        state = handoff.state
+        if state is CONSUMED:
+            del self._consumed[slot]
+        else:
+            if state is PUBLISHED:
+                self.published -= 1
+            if self.quotas.limits:
+                self.quotas.give(handoff.key[0])
+            self._deadlines.forget(handoff)
+            if handoff.producer is not None:
+                self._unindex_producer(handoff)
         generation = self.slots.give_back(slot)
-        for observer in self._observers:
-            observer.ended(handoff, tombstone)
+        for tell in self._on_ended:
+            tell(handoff, tombstone)
         self._rows.scrub(slot, generation)
         self.touched.append(handoff.key)
 
     def _bury(self, tombstone: Tombstone) -> None:
         forgotten = self._tombstones.add(tombstone)
-        for observer in self._observers:
-            observer.buried(tombstone)
-            for old in forgotten:
-                observer.forgotten(old)
+        if tombstone.deadline < self.due:  # noqa: PLR1730
+            self.due = tombstone.deadline
+        for tell in self._on_buried:
+            tell(tombstone)
+        for old in forgotten:
+            for tell in self._on_forgotten:
+                tell(old)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Final
 
 from .deadlines import NEVER
 from .model import Key, Tombstone
@@ -18,6 +19,7 @@ class Tombstones:
     Attributes:
         due: when the oldest is forgotten; NEVER when there is none. Kept up to date, since it is looked at with each
             call.
+        newest: finds the highest ended attempt of a key, and of equal ones the latest.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -27,10 +29,7 @@ class Tombstones:
         self._by_key: dict[Key, Tombstone] = {}
         self._former: dict[tuple[Key, str], Tombstone] = {}  # by owner: others have ended in that room since
         self._by_token: dict[bytes, Tombstone] = {}
-
-    def newest(self, key: Key) -> Tombstone | None:
-        """The highest ended attempt of a key, and of equal ones the latest."""
-        return self._by_key.get(key)
+        self.newest: Final[Callable[[Key], Tombstone | None]] = self._by_key.get
 
     def own(self, key: Key, attempt: int, owner: str) -> Tombstone | None:
         """What became of an attempt's hand-off of this owner, unless a higher attempt has ended since."""

@@ -12,9 +12,10 @@ from typing import Any
 from pd_handoff_server import refusal
 from pd_handoff_server.arena.arena import Arena, DamagedRowError
 from pd_handoff_server.arena.draft import Draft, check_widths
-from pd_handoff_server.lifecycle import Handoff, Key, Lifecycle, Outcome, State, Tombstone, reader_mark
+from pd_handoff_server.lifecycle import Handoff, Key, Lifecycle, Outcome, Tombstone, reader_mark
 from pd_handoff_server.lifecycle.admission import outcome_refusal
 from pd_handoff_server.lifecycle.clock import Clock
+from pd_handoff_server.lifecycle.model import RESERVED
 from pd_handoff_server.refusal import Refusal
 
 from .interface import Census, Done, Facts, Reading
@@ -109,7 +110,14 @@ class Core:
             return
         try:
             try:
-                self._settle()
+                lifecycle, waiting = self._lifecycle, self._waiting
+                if waiting.count:
+                    self._settle()
+                elif lifecycle.touched:
+                    lifecycle.touched.clear()
+                if lifecycle.due < self._armed or waiting.deadlines.due < self._armed:
+                    self._armed = min(lifecycle.due, waiting.deadlines.due)
+                    self.alarm()
             finally:
                 if self.commit is not _nothing:
                     self.commit()
@@ -118,6 +126,10 @@ class Core:
                 self._answers.clear()
         finally:
             self._lock.release()
+        if self._told:
+            self._tell()
+
+    def _tell(self) -> None:
         while self._told:
             try:
                 done, result = self._told.popleft()
@@ -149,7 +161,7 @@ class Core:
 
     @abstractmethod
     def _settle(self) -> None:
-        """Answer whoever can be answered after a change. For who knows those that wait."""
+        """Answer whoever can be answered after a change, since somebody waits. For who knows those that wait."""
 
     # -- limits --------------------------------------------------------------------------------------------------------
 
@@ -219,7 +231,7 @@ class Core:
 
     def _read(self, key: Key, attempt: int, reader_id: str, consume: bool) -> Reading | None:
         handoff = self._lifecycle.find(key, attempt)
-        if handoff is None or handoff.state is State.RESERVED:
+        if handoff is None or handoff.state is RESERVED:
             return None
         image = self._read_row(handoff)
         if consume:

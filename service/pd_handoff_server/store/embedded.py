@@ -23,13 +23,17 @@ class EmbeddedStore(Parking):
 
     def reserve(self, spec: Spec, max_wait: int, done: Done, origin: Origin | None = None) -> Handoff | Parked:
         """See `Store`."""
-        with self._inside:
-            self._refuse_draining()
+        self._lock.acquire()
+        try:
+            if self._draining:
+                raise refusal.draining()
             try:
                 return self._reserve(spec)
             except Refusal as refused:
                 self._refuse_unless_waiting_helps(refused, max_wait, [spec])
                 return self._park(Claimant([spec], self._until(max_wait), done, self._cancel), origin)
+        finally:
+            self.leave()
 
     def reserve_all(
         self, specs: Sequence[Spec], max_wait: int, done: Done, origin: Origin | None = None
@@ -61,8 +65,9 @@ class EmbeddedStore(Parking):
         plan = self._lifecycle.admit(spec)
         if spec.widths is not None:
             check_widths(spec.widths, self._layout)
-        waiting = self._waiting
-        handoff = self._lifecycle.commit(plan, barge=not (waiting.claimants and waiting.anyone_before([spec])))
+        if not self._waiting.claimants:
+            return self._lifecycle.commit(plan)
+        handoff = self._lifecycle.commit(plan, barge=not self._waiting.anyone_before([spec]))
         self._note_reserved([spec])
         return handoff
 

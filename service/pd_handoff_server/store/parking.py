@@ -60,25 +60,20 @@ class Parking(Core):
     # -- after each change ---------------------------------------------------------------------------------------------
 
     def _settle(self) -> None:
-        """Answer whoever can be answered after a change, and have the ticker look when something is due earlier."""
         lifecycle, waiting = self._lifecycle, self._waiting
-        if waiting.count:
-            while True:
-                touched, lifecycle.touched = lifecycle.touched, []
-                for key in touched:
-                    self._wake(key)
-                served = self._serve_queue()
-                if waiting.claimants:
-                    for key in touched:
-                        self._reconsider(key)
-                if not served and not lifecycle.touched:
-                    break
-        elif lifecycle.touched:
-            lifecycle.touched.clear()
-        due = min(lifecycle.deadlines.due, lifecycle.outcomes.due, waiting.deadlines.due)
-        if due < self._armed:
-            self._armed = due
-            self.alarm()
+        while True:
+            touched, lifecycle.touched = lifecycle.touched, []
+            for key in touched:
+                self._wake(key)
+            if not waiting.claimants:
+                if not lifecycle.touched:
+                    return
+                continue
+            served = self._serve_queue()
+            for key in touched:
+                self._reconsider(key)
+            if not served and not lifecycle.touched:
+                return
 
     def _wake(self, key: Key) -> None:
         for waiter in self._waiting.of(key):
