@@ -191,10 +191,12 @@ def _session(
             try:
                 async for request in requests:
                     try:
-                        session.receive(request)
+                        answer = session.receive(request)
                     except Exception as error:
                         report("Session", approach, INTERNAL, error)
-                        session.fail(request)
+                        answer = session.fail(request)
+                    if answer is not None:
+                        answers.put(answer)
                     await answers.not_piled()
             except BaseException:
                 end()

@@ -27,6 +27,8 @@ MAX_UNSENT_BYTES: Final = 1 << 20
 
 _METHODS: Final = {2: "Reserve", 3: "Put", 4: "Get", 5: "Release", 6: "Abort", 7: "Capabilities"}
 _FIELDS: Final = {"reserve": 2, "put": 3, "get": 4, "release": 5, "abort": 6, "capabilities": 7}
+_TAGS: Final = {number: bytes((number << 3 | 2,)) for number in _METHODS}
+_NUMBERS: Final = frozenset(number << 3 | 2 for number in _METHODS)
 _ERROR: Final = 8
 
 
@@ -34,8 +36,41 @@ Refused = Callable[[str, Refusal], None]
 """Is told the method of a call in a Session, and why it was refused."""
 
 
+class Request(Call):
+    """A call of a Session; when it has to wait, also what is told its answer.
+
+    Attributes:
+        call_id: the client's.
+        head: how its answer begins.
+        number: of its method.
+        early: the answer, when it came before the call was noted as parked.
+    """
+
+    __slots__ = ("_session", "call_id", "early", "head", "number")
+
+    def __init__(self, session: Session, call_id: int, number: int, head: bytes) -> None:
+        self.remaining = None
+        self.peer, self.principal, self.approach = session.caller
+        self.key = None
+        self.owner = ""
+        self.weight = self.unread = self.booked = 0
+        self.account = None
+        self.call_id = call_id
+        self.number = number
+        self.head = head
+        self.early: Any = None
+        self._session = session
+
+    def __call__(self, result: Any) -> None:
+        self._session.complete(self, result)
+
+
 class Session:
-    """The server's side of one stream. `send` takes serialized SessionResponses, from any thread."""
+    """The server's side of one stream. `send` takes serialized SessionResponses, from any thread.
+
+    Attributes:
+        caller: what its calls know of it: peer, principal, approach.
+    """
 
     def __init__(
         self,
@@ -49,9 +84,7 @@ class Session:
         """`principal` and `approach` are those of the stream; each call in it is judged by them."""
         self._handlers = {number: calls.handlers[name] for number, name in _METHODS.items()}
         self._send = send
-        self._peer = peer
-        self._principal = principal
-        self._approach = approach
+        self.caller: Final = (peer, principal, approach)
         self._refused = refused
         self._lock = threading.Lock()
         self._parked: dict[int, Parked] = {}
@@ -61,34 +94,23 @@ class Session:
         self._calls = calls
         calls.sessions += 1
 
-    def receive(self, data: bytes) -> None:
-        """Carry out one SessionRequest; its answer is sent now or later."""
-        call_id, number, payload = split(data)
+    def receive(self, data: bytes) -> bytes | None:
+        """Carry out one SessionRequest; returns its answer, for whoever calls to send, or None when it comes later."""
+        call_id, number, payload, head = split(data)
         handler = self._handlers.get(number)
-        if handler is None or call_id in self._parked or len(self._parked) >= MAX_IN_FLIGHT:
-            self._turn_away(call_id, handler)
-            return
-        answered: list[Any] = []
-
-        def done(result: Any) -> None:
-            with self._lock:
-                if self._parked.pop(call_id, None) is None:
-                    answered.append(result)  # it came before `receive` noted the call as parked
-                    return
-            self._answer(call_id, number, result)
-            self._settle()
-
+        parked = self._parked
+        if handler is None or (parked and (call_id in parked or len(parked) >= MAX_IN_FLIGHT)):
+            return self._turn_away(call_id, handler, head)
+        request = Request(self, call_id, number, head)
         try:
-            answer = handler(payload, Call(None, self._peer, self._principal, self._approach), done)
+            answer = handler(payload, request, request)
         except Refusal as refused:
-            self._refuse(call_id, refused, number)
-            return
-        if isinstance(answer, bytes):
-            self._answer(call_id, number, answer)
-            return
-        self._park(call_id, number, answer, answered)
+            return self._refusal(head, refused, number)
+        if answer.__class__ is bytes:
+            return b"".join((head, _TAGS[number], wire.varint(len(answer)), answer))
+        return self._park(request, answer)  # type: ignore[arg-type]
 
-    def _turn_away(self, call_id: int, handler: Handler | None) -> None:
+    def _turn_away(self, call_id: int, handler: Handler | None, head: bytes) -> bytes:
         """Refuse what does not get as far as a handler, which would count it."""
         if call_id in self._parked:
             what = [("call_id", f"{call_id} is still unanswered; use another")]
@@ -99,18 +121,28 @@ class Session:
             refused = refusal.too_many_waiters(MAX_IN_FLIGHT)
         if self._calls.note_refused is not None:
             self._calls.note_refused("Session", refused.reason)
-        self._refuse(call_id, refused)
+        return self._refusal(head, refused)
 
-    def _park(self, call_id: int, number: int, parked: Parked, answered: list[Any]) -> None:
+    def _park(self, request: Request, parked: Parked) -> bytes | None:
         with self._lock:
-            if not answered and not self._closed:
-                self._parked[call_id] = parked
+            early = request.early
+            if early is None and not self._closed:
+                self._parked[request.call_id] = parked
                 self._owed += 1
+                return None
+        if early is not None:
+            return self._framed(request, early)
+        parked.cancel()
+        return None
+
+    def complete(self, request: Request, result: Any) -> None:
+        """A call that may be parked has its answer, from any thread."""
+        with self._lock:
+            if self._parked.pop(request.call_id, None) is None:
+                request.early = result
                 return
-        if answered:
-            self._answer(call_id, number, answered[0])
-        else:
-            parked.cancel()
+        self._send(self._framed(request, result))
+        self._settle()
 
     def _settle(self) -> None:
         """One parked call less is without its answer."""
@@ -129,23 +161,19 @@ class Session:
                 return
         finished()
 
-    def _answer(self, call_id: int, number: int, result: Any) -> None:
+    def _framed(self, request: Request, result: Any) -> bytes:
         if isinstance(result, Refusal):
-            self._refuse(call_id, result, number)
-        else:
-            self._send(b"\x08" + wire.varint(call_id) + wire.framed(number, result))
+            return self._refusal(request.head, result, request.number)
+        return request.head + wire.framed(request.number, result)
 
-    def _refuse(self, call_id: int, refused: Refusal, number: int = 0) -> None:
+    def _refusal(self, head: bytes, refused: Refusal, number: int = 0) -> bytes:
         self._refused(_METHODS.get(number, "Session"), refused)
-        self._tell(call_id, refused)
+        return _failed(head, refused)
 
-    def _tell(self, call_id: int, refused: Refusal) -> None:
-        status = to_status(refused).SerializeToString()
-        self._send(b"\x08" + wire.varint(call_id) + wire.framed(_ERROR, status))
-
-    def fail(self, data: bytes) -> None:
-        """Answer a request whose handling failed unexpectedly, which the transport tells of."""
-        self._tell(split(data)[0], INTERNAL)
+    @staticmethod
+    def fail(data: bytes) -> bytes:
+        """The answer to a request whose handling failed unexpectedly, which the transport tells of."""
+        return _failed(split(data)[3], INTERNAL)
 
     def close(self) -> None:
         """The stream has ended: drop what still waits."""
@@ -158,30 +186,40 @@ class Session:
             waiting.cancel()
 
 
-def split(data: bytes) -> tuple[int, int, bytes]:
-    """(call id, field number of the call, its serialized request) of a SessionRequest; number 0 when it has none.
+def _failed(head: bytes, refused: Refusal) -> bytes:
+    return head + wire.framed(_ERROR, to_status(refused).SerializeToString())
+
+
+def split(data: bytes) -> tuple[int, int, bytes, bytes]:
+    """What a SessionRequest is made of: call id, field number of the call, its serialized request, and how the answer
+    begins, which is how this begins. Number 0 when it has no call.
 
     The usual order - call id, then one call - is cut by hand, so that the request is parsed once, by its handler.
     """
     try:
         at = call_id = 0
         if data[0] == 0x08:
-            call_id, at = _varint(data, 1)
-            call_id &= 0xFFFFFFFFFFFFFFFF
+            call_id, at = data[1], 2
+            if call_id > 0x7F:
+                call_id, at = _varint(data, 1)
+                call_id &= 0xFFFFFFFFFFFFFFFF
         tag = data[at]
-        size, start = _varint(data, at + 1)
-        if tag & 7 == 2 and start + size == len(data) and tag >> 3 in _METHODS:
-            return call_id, tag >> 3, data[start:]
+        size, start = data[at + 1], at + 2
+        if size > 0x7F:
+            size, start = _varint(data, at + 1)
+        if start + size == len(data) and tag in _NUMBERS:
+            return call_id, tag >> 3, data[start:], data[:at]
     except IndexError:
         pass
     try:
         request = pb.SessionRequest.FromString(data)
     except DecodeError:
-        return 0, 0, b""
+        return 0, 0, b"", b""
     name = request.WhichOneof("call")
+    head = b"\x08" + wire.varint(request.call_id)
     if name is None:
-        return request.call_id, 0, b""
-    return request.call_id, _FIELDS[name], getattr(request, name).SerializeToString()
+        return request.call_id, 0, b"", head
+    return request.call_id, _FIELDS[name], getattr(request, name).SerializeToString(), head
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:

@@ -74,3 +74,56 @@ def test_a_server_that_stops_ends_open_sessions(store: LocalStore, idle: bool) -
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
     ending.result(PATIENCE / 2)  # not for all of its grace
     requests.put(None)
+
+
+@pytest.mark.parametrize("transport", ["fast"])
+def test_requests_that_come_together_are_answered_in_order(store: LocalStore) -> None:
+    requests, answers = open_session(store)
+    for count in (1, 2, 300, 1, 1, 300, 5):
+        for call_id in range(count):
+            requests.put(ask(call_id))
+        assert [pb.SessionResponse.FromString(next(answers)).call_id for _ in range(count)] == list(range(count))
+    server: Any = store.app.server
+    [stream] = server._front.streams
+    eventually(lambda: stream._sending == stream._riding and not stream.holder.unread, "the last is out")
+    requests.put(None)
+    assert next(answers, None) is None
+    assert server._front.unread.held == 0
+
+
+@pytest.mark.parametrize("transport", ["fast"])
+@pytest.mark.parametrize("waits", [0, 3])
+def test_the_end_that_comes_with_requests_comes_after_their_answers(store: LocalStore, waits: int) -> None:
+    requests, answers = open_session(store)
+    requests.put(ask(0))
+    next(answers)
+    for room in range(waits):
+        wait = pb.GetRequest(key=requests_of.key(room), max_wait=requests_of.seconds(300))
+        requests.put(pb.SessionRequest(call_id=1000 + room, get=wait).SerializeToString())
+    for call_id in range(200):
+        requests.put(ask(call_id))
+    requests.put(None)
+    seen = [pb.SessionResponse.FromString(next(answers)).call_id for _ in range(200)]
+    assert seen == list(range(200))
+    store.until_waiting(waits)
+    for room in range(waits):
+        store.steps().put_once(room)
+    assert sorted(pb.SessionResponse.FromString(answer).call_id for answer in answers) == list(
+        range(1000, 1000 + waits)
+    )
+    eventually(lambda: not store.app.server._front.streams, "the stream is over")  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("transport", ["fast"])
+def test_many_streams_at_once(store: LocalStore) -> None:
+    opened = [open_session(store) for _ in range(8)]
+    for turn in range(20):
+        for requests, _ in opened:
+            for call_id in range(turn % 5 + 1):
+                requests.put(ask(call_id))
+        for _, answers in opened:
+            seen = [pb.SessionResponse.FromString(next(answers)).call_id for _ in range(turn % 5 + 1)]
+            assert seen == list(range(turn % 5 + 1))
+    for requests, answers in opened:
+        requests.put(None)
+        assert next(answers, None) is None

@@ -100,7 +100,7 @@ session_requests = st.one_of(
 
 def check_split(data: bytes) -> None:
     """What `split` makes of these bytes must be what protobuf makes of them."""
-    call_id, number, payload = session.split(data)
+    call_id, number, payload, head = session.split(data)
     try:
         request = pb.SessionRequest.FromString(data)
     except DecodeError:
@@ -110,6 +110,7 @@ def check_split(data: bytes) -> None:
                 TYPES[number].FromString(payload)
         return
     assert call_id == request.call_id
+    assert pb.SessionResponse.FromString(head) == pb.SessionResponse(call_id=call_id)
     name = request.WhichOneof("call")
     if name is None:
         assert (number, payload) == (0, b"")

@@ -19,7 +19,7 @@ class Front:
 
     Attributes:
         unread: what is kept for callers that do not read.
-        lock: that of `unread`; held for a few instructions at a time, never while calling out.
+        lock: that of `unread`; held for a few instructions at a time, never while calling anything but gRPC.
         streams: open Sessions; changed on the serving thread alone.
     """
 

@@ -17,7 +17,6 @@ from pd_handoff_server import refusal
 from pd_handoff_server.rpc.call import Answer, Call
 from pd_handoff_server.rpc.public import read_health
 
-from . import internals
 from .front import Front
 from .internals import Event
 from .stream import Stream
@@ -78,7 +77,7 @@ class Check(Unary):
 
     def begin(self) -> None:
         """Receive its message."""
-        internals.start_receive(self._call, self)
+        self._receive()
 
     def _handle(self, data: bytes) -> Answer:
         return self._health.check(data)
@@ -121,8 +120,5 @@ class Watch(Stream):
         self.holder = Call(None, self._arrival.peer())
         return _Watching(self._health, self._send)
 
-    def _received(self, event: Event) -> Stream | None:
-        if internals.received(event) is None:
-            self._go_on()  # with what changed meanwhile; nothing is received any more
-            return self._completed()
-        return super()._received(event)
+    def _finish(self) -> None:
+        """It goes on with what changes."""

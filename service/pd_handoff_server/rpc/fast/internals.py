@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import threading
 import time
-from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol
 
@@ -18,6 +17,15 @@ from grpc import _common, _server
 from grpc._cython import cygrpc  # type: ignore[attr-defined]
 
 _NO_DEADLINE: Final = 1e9  # seconds; gRPC shows "no deadline" as a moment far beyond this
+
+_MOST: Final = 64
+"""Messages that are carried out as one group."""
+_LOOKS: Final = 256
+"""Events that are taken while a group waits, lest a flood of others keep it waiting."""
+_SOON: Final = 5_000  # nanoseconds; an event that took longer to come has been waited for
+_STRETCH: Final = 1_000_000  # nanoseconds of work after which those that are done get their answers
+
+_now = time.monotonic_ns
 
 Event = Any
 
@@ -34,13 +42,28 @@ Route = Callable[[Event], Served]
 
 
 class Tag:
-    """What a batch is started with; the serving thread tells it when the batch has completed."""
+    """What a batch is started with; the serving thread tells it when the batch has completed.
+
+    Attributes:
+        brings: the batch receives a message. Then not `complete` is told but the other steps are taken.
+        lasts: more messages may come under this tag.
+    """
 
     __slots__ = ()
+    brings = False
+    lasts = False
 
-    @abstractmethod
     def complete(self, event: Event) -> Served | None:
         """The batch has completed; returns the call when this was its last."""
+
+    def look_ahead(self, event: Event) -> None:
+        """The message of this event waits for others that are there, too: the next under this tag may be."""
+
+    def carry_out(self, event: Event) -> None:
+        """Do what the message asks for, and send nothing yet: others may be carried out before."""
+
+    def send_off(self) -> Served | None:
+        """Send what came of it, and go on; returns the call when it is over."""
 
 
 class Step(Tag):
@@ -192,21 +215,67 @@ class Loop:
             return list(self._state.rpc_states)
 
     def _serve(self) -> None:
-        poll, request_call = self._state.completion_queue.poll, _server._REQUEST_CALL_TAG
+        """Take events, one after the other.
+
+        Messages that are there together are carried out together, and then answered together. gRPC's code and ours are
+        each too large for what a processor keeps at hand: changing from one to the other with each call costs as much
+        as the work itself. A message that is alone does not wait.
+        """
+        state = self._state
+        poll, live, now = state.completion_queue.poll, state.rpc_states, _now
+        request_call, nothing = _server._REQUEST_CALL_TAG, cygrpc.CompletionType.queue_timeout
         routes, others = self._routes, self._others
+        group: list[tuple[Tag, Event]] = []
+        looks = 0
         goes_on = True
         while goes_on:
-            event = poll()
+            if group:
+                event = poll(0)
+                looks -= 1
+            else:
+                asked = now()
+                event = poll()
+                looks = _LOOKS if now() - asked < _SOON else 0
             tag = event.tag
             if isinstance(tag, Tag):
-                goes_on = self._completed(tag, event)
+                if tag.brings:
+                    group.append((tag, event))
+                    if len(group) == _MOST:
+                        looks = 0
+                    elif looks > 0:
+                        if tag.lasts:
+                            tag.look_ahead(event)
+                        elif len(live) < 2:
+                            looks = 0  # nobody is there who could send another
+                else:
+                    goes_on = self._ended(tag.complete, event)
             elif tag is request_call and event.success:
                 route = routes.get(event.call_details.method)
                 goes_on = others(event) if route is None else self._accept(route(event))
+            elif event.completion_type == nothing:
+                looks = 0
             else:
                 goes_on = others(event)
             # An event that outlives its turn would keep its call, and the next poll spinning on it.
             event = tag = None
+            if group and looks <= 0:
+                goes_on = self._carry_out(group)
+
+    def _carry_out(self, group: list[tuple[Tag, Event]]) -> bool:
+        goes_on, sent = True, 0
+        pause = _now() + _STRETCH
+        for number, (tag, event) in enumerate(group, 1):
+            try:
+                tag.carry_out(event)
+            except Exception as error:
+                self._failed(error)
+            if number == len(group) or _now() > pause:
+                for done, _ in group[sent:number]:
+                    goes_on = self._ended(done.send_off) and goes_on
+                sent = number
+                pause = _now() + _STRETCH
+        group.clear()
+        return goes_on
 
     def _others(self, event: Event) -> bool:
         try:
@@ -226,9 +295,10 @@ class Loop:
         served.begin()
         return True
 
-    def _completed(self, tag: Tag, event: Event) -> bool:
+    def _ended(self, step: Callable[..., Served | None], *event: Event) -> bool:
+        """Take this step of a call, after which it may be over."""
         try:
-            over = tag.complete(event)
+            over = step(*event)
         except Exception as error:
             self._failed(error)
             return True

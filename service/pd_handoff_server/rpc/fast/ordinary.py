@@ -16,16 +16,7 @@ from pd_handoff_server.rpc.gate import ADMIN, ADMIN_UNARY
 
 from .front import Front
 from .internals import Event, Route
-from .unary import Unary
-
-
-class _Unforeseen:
-    """An error of a handler, on its way out of the pool."""
-
-    __slots__ = ("error",)
-
-    def __init__(self, error: Exception) -> None:
-        self.error = error
+from .unary import Unary, Unforeseen
 
 
 class Pooled(Unary):
@@ -47,11 +38,11 @@ class Pooled(Unary):
         except Refusal as refused:
             result = refused
         except Exception as error:
-            result = _Unforeseen(error)
+            result = Unforeseen(error)
         self._complete(result)
 
     def _send(self, result: Any) -> None:
-        if isinstance(result, _Unforeseen):
+        if isinstance(result, Unforeseen):
             self._front.refused(self._method, self.approach, INTERNAL, result.error)
             self._refusal_status(INTERNAL)
         else:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import threading
 from collections import deque
 from typing import Any
 
@@ -16,9 +15,11 @@ from pd_handoff_server.rpc.session import MAX_UNSENT, MAX_UNSENT_BYTES, Session
 
 from . import internals
 from .front import Front
-from .internals import Arrival, Event, Step
+from .internals import Arrival, Event, Step, Tag
 
 _METHOD = "Session"
+_WAITS = 16 << 10  # bytes of a request that may wait while the next is received, and of the answers that are expected
+_SPACING = 63  # times at most that there is no look for the next request, after none was found
 _RIDES = 4096  # bytes of an answer that may go out with the next receive, whose end does not say whether it is out
 
 
@@ -26,37 +27,42 @@ def _refused(front: Front, arrival: Arrival, method: str, refused: Refusal) -> N
     front.refused(method, arrival, refused, None)
 
 
-class Stream:
-    """One stream. Batches complete on the serving thread; answers of parked calls come from any thread.
+class Stream(Tag):
+    """One stream, and the tag of its batches that receive. Batches complete on the serving thread; answers of parked
+    calls come from any thread.
 
     Attributes:
         holder: stands for the stream where it is counted what is kept for callers that do not read.
     """
 
     __slots__ = (
+        "_answers",
         "_arrival",
         "_begun",
         "_call",
-        "_direct",
         "_due",
         "_ended",
         "_front",
-        "_on_both",
-        "_on_received",
+        "_looked",
         "_on_sent",
         "_open",
         "_outcome",
         "_receiving",
         "_riding",
+        "_said_all",
         "_sending",
         "_sending_bytes",
         "_session",
-        "_thread",
+        "_skip",
+        "_small",
+        "_spacing",
         "_unsent",
         "_unsent_bytes",
         "_watched",
         "holder",
     )
+    brings = True
+    lasts = True
 
     def __init__(self, front: Front, event: Event) -> None:
         self._arrival = Arrival(event)
@@ -64,19 +70,21 @@ class Stream:
         self.holder = Call()
         self._front = front
         self._session: Any = None
-        self._on_received: Any = Step(self._received)
         self._on_sent: Any = Step(self._sent)
-        self._on_both: Any = Step(self._answered_and_received)
+        self._answers: list[bytes | None] = []  # to requests that were carried out, until they are sent
+        self._said_all = False  # the caller has, and that is to be seen to
+        self._looked = False  # whether the next request was there before the last one was carried out
+        self._small = False  # whether the last answer was
+        self._skip = 0  # so many times there is no look for it
+        self._spacing = 0  # grows while looks are in vain
         self._unsent: deque[bytes] = deque()
         self._unsent_bytes = 0
-        self._direct: list[bytes] | None = None  # collects what the serving thread itself answers to one request
-        self._thread = 0
         self._due = 0  # batches under way; changed under the front's lock
         self._open = 0  # requests whose answers have not been handed over
         self._sending = False
         self._sending_bytes = 0
         self._riding = False  # that answer went out in one batch with the next receive
-        self._receiving = False
+        self._receiving = 0  # receives that were started, and not sent off yet; one more once the caller has said all
         self._watched = False
         self._begun = False
         self._outcome: tuple[int, str, Any] | None = None  # the status to end with, once all answers are out
@@ -86,7 +94,6 @@ class Stream:
 
     def begin(self) -> None:
         """Let the caller in, and receive."""
-        self._thread = threading.get_ident()
         try:
             self._session = self._enter()
         except Denied as denied:
@@ -99,10 +106,11 @@ class Stream:
             self._refuse(INTERNAL, error)
             return
         self._due = 2
-        self._watched = self._begun = self._receiving = True
+        self._watched = self._begun = True
+        self._receiving = 1
         self._front.streams.add(self)
         internals.start_watch(self._call, Step(self._over))
-        internals.start_initial_and_receive(self._call, self._on_received)
+        internals.start_initial_and_receive(self._call, self)
 
     def _enter(self) -> Any:
         """Whoever takes the requests. Raises Denied and Refusal."""
@@ -151,74 +159,114 @@ class Stream:
     def _completed(self) -> Stream | None:
         with self._front.lock:
             self._due -= 1
-            if self._due or not self._ended:
+        return self._at_last()
+
+    def _at_last(self) -> Stream | None:
+        """Itself once nothing is under way and nothing will be."""
+        if not self._ended:  # whoever ends it starts a batch, whose completion leads here again
+            return None
+        with self._front.lock:
+            if self._due:
                 return None
             self._hold(-self.holder.unread)
         self._book()
         self._front.streams.discard(self)
-        # All of these lead back here. A stream must not wait for the search for cycles, which is rare: see `process`.
-        self._session = self._on_received = self._on_sent = self._on_both = None
+        # Both lead back here. A stream must not wait for the search for cycles, which is rare: see `process`.
+        self._session = self._on_sent = None
         return self
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
-    def _received(self, event: Event) -> Stream | None:
-        """A request is here - and, when an answer went out in the same batch, that is sent."""
+    def look_ahead(self, event: Event) -> None:
+        """See `Tag`. A caller with one request at a time has none: then an answer goes out together with a receive,
+        which is cheaper; so it is seldom looked for in vain."""
+        if self._skip or not self._small:
+            self._skip = max(self._skip - 1, 0)
+            return
+        data = internals.received(event)
+        if data is None or len(data) > _WAITS:
+            return
         with self._front.lock:
-            self._receiving = False
+            if self._ended or self._outcome is not None or self._piled():
+                return
+            self._due += 1
+            self._receiving += 1
+            self._looked = True
+            internals.start_receive(self._call, self)
+
+    def carry_out(self, event: Event) -> None:
+        """See `Tag`."""
         data = internals.received(event)
         if data is None:
-            if self._session is not None:
-                self._session.finish(self._end_well)
-        else:
-            self._carry_out(data)
-        return self._completed()
-
-    def _answered_and_received(self, event: Event) -> Stream | None:
-        with self._front.lock:
-            self._sending = self._riding = False
-        return self._received(event)
-
-    def _carry_out(self, data: bytes) -> None:
-        session = self._session
-        if session is None:
+            self._said_all = True
             return
-        direct: list[bytes] = []
-        self._direct = direct
         try:
-            session.receive(data)
+            answer = self._session.receive(data)
         except Exception as error:
             self._front.refused(_METHOD, self._arrival, INTERNAL, error)
-            session.fail(data)
-        self._direct = None
+            answer = self._session.fail(data)
+        size = 0 if answer is None else len(answer)
+        self._small = size <= _WAITS
+        if size > _RIDES:
+            self._count(size)
+        self._answers.append(answer)
+
+    def send_off(self) -> Stream | None:
+        """See `Tag`. Answers all that was carried out, and is called again for the others."""
+        answers, self._answers = self._answers, []
         with self._front.lock:
-            self._open += 1 - len(direct)
-            alone = (
-                len(direct) == 1
-                and len(direct[0]) <= _RIDES
-                and not (self._open or self._sending or self._unsent or self._outcome or self._ended)
-            )
-            if alone:
-                # No other answer can come before the next request does: one batch for both saves a round.
-                self._sending = self._riding = self._receiving = True
+            self._due -= 1
+            self._receiving -= 1
+            if self._riding:  # with the batch that brought this
+                self._sending = self._riding = False
+            if (
+                len(answers) == 1
+                and (answer := answers[0]) is not None
+                and len(answer) <= _RIDES
+                and not (self._receiving or self._open or self._sending or self._unsent or self._outcome or self._ended)
+            ):
+                # No other answer can come before the next request does: one batch for both saves a round. It is started
+                # under the lock, lest a stop comes in between and ends the call first.
                 self._due += 1
-            elif not self._ended:
-                self._unsent.extend(direct)
-                size = sum(map(len, direct))
-                self._unsent_bytes += size
-                self._hold(size)
+                self._receiving = 1
+                self._sending = self._riding = True
+                internals.start_send_and_receive(self._call, answer, self)
+                return None
+            for answer in answers:
+                self._keep(answer)
+            if self._looked and answers:
+                self._spacing = self._skip = min(2 * self._spacing + 1, _SPACING) if len(answers) == 1 else 0
+                self._looked = False
+            said_all, self._said_all = self._said_all, False
+            if said_all:
+                self._receiving += 1
+            elif self._receiving and not answers:
+                return None
         self._book()
-        if alone:
-            internals.start_send_and_receive(self._call, direct[0], self._on_both)
-        else:
-            self._go_on()
+        if said_all:
+            self._finish()
+        self._go_on()
+        return self._at_last()
+
+    def _keep(self, answer: bytes | None) -> None:
+        """To be sent when its turn comes. Under the front's lock."""
+        if answer is None:
+            self._open += 1
+        elif not self._ended:
+            self._unsent.append(answer)
+            self._unsent_bytes += len(answer)
+            if len(answer) <= _RIDES:  # else it counts already
+                self._hold(len(answer))
+
+    def _finish(self) -> None:
+        """The caller has said all: end once it has its answers."""
+        if self._session is not None:
+            self._session.finish(self._end_well)
 
     # -- answers -------------------------------------------------------------------------------------------------------
 
     def _send(self, answer: bytes) -> None:
-        if self._direct is not None and threading.get_ident() == self._thread:
-            self._direct.append(answer)
-            return
+        """An answer that comes later, from any thread."""
         with self._front.lock:
             self._open -= 1
             if self._ended:
@@ -228,6 +276,11 @@ class Stream:
             self._hold(len(answer))
         self._book()
         self._go_on()
+
+    def _count(self, size: int) -> None:
+        with self._front.lock:
+            self._hold(size)
+        self._book()
 
     def _hold(self, change: int) -> None:
         """So many bytes more, or less, are not out. Under the front's lock; `_book` must follow without it."""
@@ -242,12 +295,33 @@ class Stream:
     def _sent(self, event: Event) -> Stream | None:
         del event
         with self._front.lock:
-            self._sending = False
             self._hold(-self._sending_bytes)
-            self._sending_bytes = 0
+            another = self._unsent and self._receiving and not self._ended
+            if another:
+                internals.start_send(self._call, self._next(), self._on_sent)
+            else:
+                self._sending = False
+                self._sending_bytes = 0
         self._book()
+        if another:
+            return None
         self._go_on()
         return self._completed()
+
+    def _next(self) -> bytes:
+        """The next answer, from now on on its way. Under the front's lock."""
+        answer = self._unsent.popleft()
+        self._sending_bytes = len(answer)
+        self._unsent_bytes -= self._sending_bytes
+        return answer
+
+    def _piled(self) -> bool:
+        """Whether so many answers wait that no more requests are taken. Under the front's lock."""
+        return bool(self._unsent) and (
+            len(self._unsent) > MAX_UNSENT
+            or self._unsent_bytes > MAX_UNSENT_BYTES
+            or self._front.unread.pressing  # else thousands of streams would collect refusals
+        )
 
     def _go_on(self) -> None:
         """Start what can be started: the next answer, else the end; and the next request, unless answers pile up."""
@@ -257,23 +331,16 @@ class Stream:
                 return
             if self._unsent:
                 if not self._sending:
-                    answer = self._unsent.popleft()
-                    self._sending_bytes = len(answer)
-                    self._unsent_bytes -= self._sending_bytes
+                    answer = self._next()
                     self._sending = True
                     self._due += 1
             elif self._outcome is not None and (self._riding or not self._sending):
                 outcome = self._outcome
                 self._ended = True
                 self._due += 1
-            piled = self._unsent and (
-                len(self._unsent) > MAX_UNSENT
-                or self._unsent_bytes > MAX_UNSENT_BYTES
-                or self._front.unread.pressing  # else thousands of streams would collect refusals
-            )
-            receive = not (self._receiving or self._outcome or piled)
+            receive = not (self._receiving or self._outcome or self._piled())
             if receive:
-                self._receiving = True
+                self._receiving = 1
                 self._due += 1
         call = self._call
         if answer is not None:
@@ -285,7 +352,7 @@ class Stream:
                 call, code, message.encode(), trailing, tag, watched=self._watched, begun=self._begun
             )
         if receive:
-            internals.start_receive(call, self._on_received)
+            internals.start_receive(call, self)
 
     def _status_sent(self, event: Event) -> Stream | None:
         del event

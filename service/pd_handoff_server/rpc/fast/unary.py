@@ -15,17 +15,26 @@ from . import internals
 from .front import Front
 from .internals import Arrival, Step, Tag
 
-_RUNNING: Final = 0  # its handler has not returned
-_EARLY: Final = 1  # the answer came from another thread before the handler returned
+_RUNNING: Final = 0  # its handler has not returned, or what it returned waits to be sent
+_EARLY: Final = 1  # it was to be parked, and its answer came before that
 _PARKED: Final = 2
 _ANSWERING: Final = 3  # its last batch is under way
 _GONE: Final = 4  # its caller left while it was parked
 
 
+class Unforeseen:
+    """In the place of an answer: an error of a handler."""
+
+    __slots__ = ("error",)
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+
 class Unary(Call, Tag):
     """Also the tag of its own batches, which complete on the serving thread."""
 
-    __slots__ = ("_answer", "_call", "_due", "_event", "_front", "_method", "_state")
+    __slots__ = ("_answer", "_call", "_due", "_event", "_front", "_method", "_returned", "_state", "brings")
 
     def __init__(self, front: Front, method: str, event: internals.Event) -> None:
         self.key = None
@@ -33,12 +42,14 @@ class Unary(Call, Tag):
         self.principal = None
         self.unread = 0
         self.account = None
+        self.brings = False
         self._event = event
         self._call = event.call
         self._front = front
         self._method = method
         self._state = _RUNNING
-        self._answer: Any = None  # of another thread (EARLY), or the Parked
+        self._returned: Any = None  # by the handler, until it is sent
+        self._answer: Any = None  # that came EARLY, or the Parked
         self._due = 1  # batches to complete once the answer is on its way
 
     @property
@@ -70,13 +81,51 @@ class Unary(Call, Tag):
             except Exception as error:
                 self._refuse(INTERNAL, error)
                 return
+        self._receive()
+
+    def _receive(self) -> None:
+        self.brings = True
         internals.start_receive(self._call, self)
 
+    def carry_out(self, event: internals.Event) -> None:
+        """See `Tag`."""
+        self.brings = False
+        data = internals.received(event)
+        if data is None:  # cancelled, or over the size limit, before its message was here
+            return
+        try:
+            self._returned = answer = self._handle(data)
+        except Refusal as refused:
+            self._returned = refused
+        except Exception as error:
+            self._returned = Unforeseen(error)
+        else:
+            if answer.__class__ is bytes:  # it counts from here on, since others are carried out before it is sent
+                unread = self._front.unread
+                self.unread = size = len(answer)
+                unread.direct += size
+                if unread.books is not None:
+                    unread.book(self)
+
+    def send_off(self) -> None:
+        """See `Tag`."""
+        returned, self._returned = self._returned, None
+        if returned.__class__ is bytes:
+            self._state = _ANSWERING
+            internals.start_answer(self._call, returned, self)
+        elif returned is None:
+            self._state = _GONE
+            internals.start_watch(self._call, self)
+        elif isinstance(returned, Refusal):
+            self._refuse(returned, None)
+        elif isinstance(returned, Unforeseen):
+            self._refuse(INTERNAL, returned.error)
+        else:
+            self._park(returned)
+
     def complete(self, event: internals.Event) -> Unary | None:
-        """The batch has completed: the message is here, or the answer is out."""
-        if self._state == _RUNNING:
-            self._run(internals.received(event))
-            return None
+        """See `Tag`."""
+        del event
         self._due -= 1
         if self._due:
             return None
@@ -88,29 +137,6 @@ class Unary(Call, Tag):
             if unread.books is not None:
                 unread.book(self)
         return self
-
-    def _run(self, data: bytes | None) -> None:
-        if data is None:  # cancelled, or over the size limit, before its message was here
-            self._state = _GONE
-            internals.start_watch(self._call, self)
-            return
-        try:
-            answer = self._handle(data)
-        except Refusal as refused:
-            self._refuse(refused, None)
-        except Exception as error:
-            self._refuse(INTERNAL, error)
-        else:
-            if answer.__class__ is bytes:
-                self._state = _ANSWERING
-                unread = self._front.unread
-                self.unread = size = len(answer)
-                unread.direct += size
-                if unread.books is not None:
-                    unread.book(self)
-                internals.start_answer(self._call, answer, self)
-            else:
-                self._park(answer)  # type: ignore[arg-type]
 
     def _handle(self, data: bytes) -> Answer:
         calls = self._front.gate.calls
@@ -134,6 +160,7 @@ class Unary(Call, Tag):
 
     def _complete(self, result: Any) -> None:
         """The store's answer, from whatever thread."""
+        self._front.unread.hold(self, len(result) if isinstance(result, bytes) else 0)
         with self._front.lock:
             if self._state != _PARKED:
                 if self._state == _RUNNING:
@@ -160,9 +187,7 @@ class Unary(Call, Tag):
     # -- the last batch ------------------------------------------------------------------------------------------------
 
     def _send(self, result: Any) -> None:
-        refused = isinstance(result, Refusal)
-        self._front.unread.hold(self, 0 if refused else len(result))
-        if refused:
+        if isinstance(result, Refusal):
             self._front.refused(self._method, self.approach, result, None)
             self._refusal_status(result)
         else:
