@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
@@ -187,8 +187,7 @@ class Calls:
     def put_many(self, items: Iterable[tuple[Reservation, AnyRecord]]) -> Steps[list[Published | HandoffError]]:
         """BatchPut."""
         requests = [self.put_request(held, record) for held, record in items]
-        answers = yield from self._parts("BatchPut", pb.BatchPutRequest, requests)
-        return [answer if isinstance(answer, HandoffError) else Published.from_proto(answer) for answer in answers]
+        return (yield from self._parts(_PUTS, requests))
 
     def put_request(self, reservation: Reservation, record: AnyRecord) -> pb.PutRequest:
         """What a Put by token sends."""
@@ -200,29 +199,35 @@ class Calls:
     def put_all(self, requests: list[pb.PutRequest]) -> Steps[list[Published | HandoffError]]:
         """Put of one, BatchPut of several."""
         if len(requests) > 1:
-            answers = yield from self._parts("BatchPut", pb.BatchPutRequest, requests)
-            return [answer if isinstance(answer, HandoffError) else Published.from_proto(answer) for answer in answers]
+            return (yield from self._parts(_PUTS, requests))
         try:
             return [Published.from_proto((yield from self.ask("Put", requests[0])))]
         except HandoffError as error:
             return [error]
 
     def get_many(
-        self, items: Iterable[Key | int | GetItem], *, attempt: int, reader_id: str | None, **options: Any
+        self,
+        items: Iterable[Key | int | GetItem],
+        *,
+        attempt: int,
+        max_wait: float | None,
+        consume: bool,
+        reader_id: str | None,
+        expected_store_epoch: str | None,
     ) -> Steps[list[Handoff | HandoffError]]:
         """BatchGet."""
         requests = []
         for given in items:
+            key: Any = given
+            which, reader = attempt, reader_id
             if isinstance(given, GetItem):
+                key = given.key
                 which = attempt if given.attempt is None else given.attempt
                 reader = reader_id if given.reader_id is None else given.reader_id
-                requests.append(self.get_request(given.key, attempt=which, reader_id=reader, **options))
-            else:
-                requests.append(self.get_request(given, attempt=attempt, reader_id=reader_id, **options))
-        answers = yield from self._parts("BatchGet", pb.BatchGetRequest, requests)
-        return [answer if isinstance(answer, HandoffError) else Handoff(answer) for answer in answers]
+            requests.append(self.get_request(key, which, max_wait, consume, reader, expected_store_epoch))
+        return (yield from self._parts(_GETS, requests))
 
-    def _parts(self, method: str, batch: Callable[..., Any], requests: list[Any]) -> Steps[list[Any]]:
+    def _parts(self, batch: _Batch, requests: list[Any]) -> Steps[list[Any]]:
         """As many batches as it takes, one after the other; what an earlier one waited is taken off the waits of the
         later ones."""
         answers: list[Any] = []
@@ -235,7 +240,7 @@ class Calls:
                 for request in part:
                     _requests.shorten_waits(wait_of(request), self.clock() - began)
             try:
-                answers += yield from self._each(method, batch, part)
+                answers += yield from self._each(batch, part)
             except InvalidRequest as error:
                 if not any(violation.field == "requests" for violation in error.violations):
                     raise
@@ -250,7 +255,7 @@ class Calls:
         self.learned["max_batch"] = size
         return size
 
-    def _each(self, method: str, batch: Callable[..., Any], requests: list[Any]) -> Steps[list[Any]]:
+    def _each(self, batch: _Batch, requests: list[Any]) -> Steps[list[Any]]:
         """A batch whose items succeed or fail alone; items that a retry can help (a drain woke them) are asked
         again."""
         answers: list[Any] = [None] * len(requests)
@@ -262,16 +267,18 @@ class Calls:
             if isinstance(part[0], _encoded.Encoded):
                 message, waits = cast(Message, _encoded.batch(part)), []
             else:
-                message = batch(requests=part)
+                message = batch.request(requests=part)
                 waits = [wait for one in message.requests for wait in wait_of(one)]
-            response = yield from self.ask(method, message, waits)
+            response = yield from self.ask(batch.method, message, waits)
             again, last = [], None
             for index, result in zip(pending, response.results, strict=True):
-                failed = result.WhichOneof("result") != "response"
-                answers[index] = from_item(result.error) if failed else result.response
-                if failed and outage.wants(answers[index]):
+                if result.HasField("response"):
+                    answers[index] = batch.made(result.response)
+                    continue
+                answers[index] = refused = from_item(result.error)
+                if outage.wants(refused):
                     again.append(index)
-                    last = answers[index]
+                    last = refused
             pause = None if last is None else outage.pause(last, began, self.clock())
             if pause is None:
                 break
@@ -304,6 +311,18 @@ class Calls:
         response = yield from self.ask("GetHandoff", request)
         record = Record.from_proto(response.record) if response.HasField("record") else None
         return HandoffInfo.from_proto(response.handoff, record)
+
+
+class _Batch(NamedTuple):
+    """A batch call: its name, its message, and what becomes of an item's answer."""
+
+    method: str
+    request: Callable[..., Any]
+    made: Callable[[Any], Any]
+
+
+_PUTS = _Batch("BatchPut", pb.BatchPutRequest, Published.from_proto)
+_GETS = _Batch("BatchGet", pb.BatchGetRequest, Handoff)
 
 
 def wait_of(request: Any) -> tuple[Duration, ...]:

@@ -60,6 +60,8 @@ class Encoded:
 
 def key(key: Key | int, namespace: str) -> bytes:
     """A HandoffKey; `namespace` is for keys that name none. Raises InvalidRequest for what no key can hold."""
+    if type(key) is int and namespace == "" and 0 <= key < 1 << 64:
+        return _ROOM + varint(key)
     room, sample, name = key, 0, namespace
     if isinstance(key, Key):
         room, sample = key.room, key.sample
@@ -132,9 +134,7 @@ def varint(value: int) -> bytes:
         return bytes((value & 0x7F | 0x80, value >> 7))
     if value < 0x200000:
         return bytes((value & 0x7F | 0x80, value >> 7 & 0x7F | 0x80, value >> 14))
-    out = []
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
+    low = value & 0x7F | 0x80, value >> 7 & 0x7F | 0x80, value >> 14 & 0x7F | 0x80
+    if value < 0x10000000:
+        return bytes((*low, value >> 21))
+    return bytes((*low, value >> 21 & 0x7F | 0x80)) + varint(value >> 28)

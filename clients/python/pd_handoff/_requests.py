@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import uuid
+import os
 from collections.abc import Iterable
 from typing import Any
 
@@ -21,7 +21,7 @@ _LEAST_WAIT = 0.001  # what is left of a wait that an outage used up: still a wa
 
 def new_name(kind: str) -> str:
     """A string nobody else uses, for an owner or a reader."""
-    return f"{kind}-{uuid.uuid4().hex}"
+    return f"{kind}-{os.urandom(16).hex()}"
 
 
 def key_message(key: Key | int, namespace: str) -> record_pb2.HandoffKey:
