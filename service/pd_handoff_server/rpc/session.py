@@ -13,7 +13,6 @@ from pd_handoff_server import refusal
 from pd_handoff_server.refusal import Refusal
 from pd_handoff_server.store.interface import Parked
 
-from . import wire
 from .call import Call, Handler
 from .calls import Calls
 from .errors import INTERNAL, to_status
@@ -27,7 +26,6 @@ MAX_UNSENT_BYTES: Final = 1 << 20
 
 _METHODS: Final = {2: "Reserve", 3: "Put", 4: "Get", 5: "Release", 6: "Abort", 7: "Capabilities"}
 _FIELDS: Final = {"reserve": 2, "put": 3, "get": 4, "release": 5, "abort": 6, "capabilities": 7}
-_TAGS: Final = {number: bytes((number << 3 | 2,)) for number in _METHODS}
 _NUMBERS: Final = frozenset(number << 3 | 2 for number in _METHODS)
 _ERROR: Final = 8
 
@@ -41,14 +39,13 @@ class Request(Call):
 
     Attributes:
         call_id: the client's.
-        head: how its answer begins.
         number: of its method.
         early: the answer, when it came before the call was noted as parked.
     """
 
-    __slots__ = ("_session", "call_id", "early", "head", "number")
+    __slots__ = ("_session", "call_id", "early", "number")
 
-    def __init__(self, session: Session, call_id: int, number: int, head: bytes) -> None:
+    def __init__(self, session: Session, call_id: int, number: int) -> None:
         self.remaining = None
         self.peer, self.principal, self.approach = session.caller
         self.key = None
@@ -57,7 +54,6 @@ class Request(Call):
         self.account = None
         self.call_id = call_id
         self.number = number
-        self.head = head
         self.early: Any = None
         self._session = session
 
@@ -83,6 +79,7 @@ class Session:
     ) -> None:
         """`principal` and `approach` are those of the stream; each call in it is judged by them."""
         self._handlers = {number: calls.handlers[name] for number, name in _METHODS.items()}
+        self._read, self._answer = calls.reader.session, calls.reader.answer
         self._send = send
         self.caller: Final = (peer, principal, approach)
         self._refused = refused
@@ -96,21 +93,22 @@ class Session:
 
     def receive(self, data: bytes) -> bytes | None:
         """Carry out one SessionRequest; returns its answer, for whoever calls to send, or None when it comes later."""
-        call_id, number, payload, head = split(data)
+        read = self._read(data)
+        call_id, number, payload = split(data) if read is None else read
         handler = self._handlers.get(number)
         parked = self._parked
         if handler is None or (parked and (call_id in parked or len(parked) >= MAX_IN_FLIGHT)):
-            return self._turn_away(call_id, handler, head)
-        request = Request(self, call_id, number, head)
+            return self._turn_away(call_id, handler)
+        request = Request(self, call_id, number)
         try:
             answer = handler(payload, request, request)
         except Refusal as refused:
-            return self._refusal(head, refused, number)
+            return self._refusal(call_id, refused, number)
         if answer.__class__ is bytes:
-            return b"".join((head, _TAGS[number], wire.varint(len(answer)), answer))
+            return self._answer(call_id, number, answer)
         return self._park(request, answer)  # type: ignore[arg-type]
 
-    def _turn_away(self, call_id: int, handler: Handler | None, head: bytes) -> bytes:
+    def _turn_away(self, call_id: int, handler: Handler | None) -> bytes:
         """Refuse what does not get as far as a handler, which would count it."""
         if call_id in self._parked:
             what = [("call_id", f"{call_id} is still unanswered; use another")]
@@ -121,7 +119,7 @@ class Session:
             refused = refusal.too_many_waiters(MAX_IN_FLIGHT)
         if self._calls.note_refused is not None:
             self._calls.note_refused("Session", refused.reason)
-        return self._refusal(head, refused)
+        return self._refusal(call_id, refused)
 
     def _park(self, request: Request, parked: Parked) -> bytes | None:
         with self._lock:
@@ -163,17 +161,19 @@ class Session:
 
     def _framed(self, request: Request, result: Any) -> bytes:
         if isinstance(result, Refusal):
-            return self._refusal(request.head, result, request.number)
-        return request.head + wire.framed(request.number, result)
+            return self._refusal(request.call_id, result, request.number)
+        return self._answer(request.call_id, request.number, result)
 
-    def _refusal(self, head: bytes, refused: Refusal, number: int = 0) -> bytes:
+    def _refusal(self, call_id: int, refused: Refusal, number: int = 0) -> bytes:
         self._refused(_METHODS.get(number, "Session"), refused)
-        return _failed(head, refused)
+        return self._failed(call_id, refused)
 
-    @staticmethod
-    def fail(data: bytes) -> bytes:
+    def _failed(self, call_id: int, refused: Refusal) -> bytes:
+        return self._answer(call_id, _ERROR, to_status(refused).SerializeToString())
+
+    def fail(self, data: bytes) -> bytes:
         """The answer to a request whose handling failed unexpectedly, which the transport tells of."""
-        return _failed(split(data)[3], INTERNAL)
+        return self._failed(split(data)[0], INTERNAL)
 
     def close(self) -> None:
         """The stream has ended: drop what still waits."""
@@ -186,13 +186,8 @@ class Session:
             waiting.cancel()
 
 
-def _failed(head: bytes, refused: Refusal) -> bytes:
-    return head + wire.framed(_ERROR, to_status(refused).SerializeToString())
-
-
-def split(data: bytes) -> tuple[int, int, bytes, bytes]:
-    """What a SessionRequest is made of: call id, field number of the call, its serialized request, and how the answer
-    begins, which is how this begins. Number 0 when it has no call.
+def split(data: bytes) -> tuple[int, int, bytes]:
+    """(call id, field number of the call, its serialized request) of a SessionRequest; number 0 when it has none.
 
     The usual order - call id, then one call - is cut by hand, so that the request is parsed once, by its handler.
     """
@@ -208,18 +203,17 @@ def split(data: bytes) -> tuple[int, int, bytes, bytes]:
         if size > 0x7F:
             size, start = _varint(data, at + 1)
         if start + size == len(data) and tag in _NUMBERS:
-            return call_id, tag >> 3, data[start:], data[:at]
+            return call_id, tag >> 3, data[start:]
     except IndexError:
         pass
     try:
         request = pb.SessionRequest.FromString(data)
     except DecodeError:
-        return 0, 0, b"", b""
+        return 0, 0, b""
     name = request.WhichOneof("call")
-    head = b"\x08" + wire.varint(request.call_id)
     if name is None:
-        return request.call_id, 0, b"", head
-    return request.call_id, _FIELDS[name], getattr(request, name).SerializeToString(), head
+        return request.call_id, 0, b""
+    return request.call_id, _FIELDS[name], getattr(request, name).SerializeToString()
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:

@@ -17,6 +17,7 @@ import grpc
 from pd_handoff.v1 import metadata_store_pb2 as pb
 
 from pd_handoff_server import refusal
+from pd_handoff_server.native.python import Absent
 from pd_handoff_server.rpc.errors import DETAILS_KEY
 from pd_handoff_server.rpc.gate import STORE, UNARY
 from pd_handoff_server.rpc.unread import Unread
@@ -88,6 +89,7 @@ class _Handlers:
 
     def __init__(self) -> None:
         self.sessions = 0
+        self.reader = Absent("not what is tried here")
         self.handlers = {**dict.fromkeys(UNARY, _echo), "Release": _refuse, "Get": _park}
 
 
