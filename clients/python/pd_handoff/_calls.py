@@ -95,9 +95,13 @@ class Calls:
 
     def reserve(self, key: Key | int, **options: Any) -> Steps[Reservation]:
         """Reserve."""
-        request = _requests.reserve_request(self.key(key), producer=self.producer, **options)
+        request = self.reserve_request(key, **options)
         response = yield from self.ask("Reserve", request, wait_of(request))
         return _requests.reservation_of(request, response)
+
+    def reserve_request(self, key: Key | int, **options: Any) -> pb.ReserveRequest:
+        """What a Reserve sends."""
+        return _requests.reserve_request(self.key(key), producer=self.producer, **options)
 
     def renew(self, reservation: Reservation) -> Steps[Reservation]:
         """Reserve by the same owner."""

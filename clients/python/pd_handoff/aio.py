@@ -12,9 +12,10 @@ from pd_handoff._adaptive import SessionMode
 from pd_handoff._base import BaseClient
 from pd_handoff._calls import AnyRecord, longest, wait_of
 from pd_handoff._prefill import Prefill
+from pd_handoff._requests import reservation_of
 from pd_handoff._session_aio import AsyncSessionTransport
 from pd_handoff._soon import AsyncSoon
-from pd_handoff._transport import AsyncTransport
+from pd_handoff._transport import AsyncTransport, GrpcAioTransport
 from pd_handoff.admin import HandoffInfo, HandoffState
 from pd_handoff.capabilities import Capabilities
 from pd_handoff.errors import HandoffError
@@ -39,6 +40,8 @@ class _Client(BaseClient[AsyncTransport]):
         options: Iterable[_channel.Option],
         session: SessionMode,
     ) -> AsyncTransport:
+        if session == "never":
+            return GrpcAioTransport(target, credentials, metadata, options)
         return AsyncSessionTransport(target, credentials, metadata, options, session)
 
     async def _ask(self, method: str, request: Message, waits: Sequence[Duration] = ()) -> Any:
@@ -108,17 +111,16 @@ class PrefillClient(_HandoffClient):
 
         Raises TopLogprobsOverflow, FieldOverflow, ArenaFull, TooManyWaiters, HandoffExists, StaleReservation,
         ProducerRestarted, InvalidRequest, or the outcome of an attempt that has ended."""
-        return await self._run(
-            self._calls.reserve(
-                key,
-                owner=owner,
-                widths=widths,
-                lease=lease,
-                expected_readers=expected_readers,
-                attempt=attempt,
-                max_wait=max_wait,
-            )
+        request = self._calls.reserve_request(
+            key,
+            owner=owner,
+            widths=widths,
+            lease=lease,
+            expected_readers=expected_readers,
+            attempt=attempt,
+            max_wait=max_wait,
         )
+        return reservation_of(request, await self._ask("Reserve", request, wait_of(request)))
 
     async def renew(self, reservation: Reservation) -> Reservation:
         """Renews the lease. Use the reservation that it returns: a store that came back empty gives a new token. Raises

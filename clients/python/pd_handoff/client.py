@@ -14,9 +14,10 @@ from pd_handoff._adaptive import SessionMode
 from pd_handoff._base import BaseClient
 from pd_handoff._calls import AnyRecord, longest, wait_of
 from pd_handoff._prefill import Prefill
+from pd_handoff._requests import reservation_of
 from pd_handoff._session import SessionTransport
 from pd_handoff._soon import Soon
-from pd_handoff._transport import Transport
+from pd_handoff._transport import GrpcTransport, Transport
 from pd_handoff.admin import HandoffInfo, HandoffState
 from pd_handoff.capabilities import Capabilities
 from pd_handoff.errors import HandoffError
@@ -41,6 +42,8 @@ class _Client(BaseClient[Transport]):
         options: Iterable[_channel.Option],
         session: SessionMode,
     ) -> Transport:
+        if session == "never":
+            return GrpcTransport(target, credentials, metadata, options)
         return SessionTransport(target, credentials, metadata, options, session)
 
     def _ask(self, method: str, request: Message, waits: Sequence[Duration] = ()) -> Any:
@@ -109,17 +112,16 @@ class PrefillClient(_HandoffClient):
 
         Raises TopLogprobsOverflow, FieldOverflow, ArenaFull, TooManyWaiters, HandoffExists, StaleReservation,
         ProducerRestarted, InvalidRequest, or the outcome of an attempt that has ended."""
-        return self._run(
-            self._calls.reserve(
-                key,
-                owner=owner,
-                widths=widths,
-                lease=lease,
-                expected_readers=expected_readers,
-                attempt=attempt,
-                max_wait=max_wait,
-            )
+        request = self._calls.reserve_request(
+            key,
+            owner=owner,
+            widths=widths,
+            lease=lease,
+            expected_readers=expected_readers,
+            attempt=attempt,
+            max_wait=max_wait,
         )
+        return reservation_of(request, self._ask("Reserve", request, wait_of(request)))
 
     def renew(self, reservation: Reservation) -> Reservation:
         """Renews the lease. Use the reservation that it returns: a store that came back empty gives a new token. Raises

@@ -71,16 +71,14 @@ def test_gets(attempt: int, reader: str, consume: bool, epoch: str | None) -> No
     assert request.SerializeToString() == message.SerializeToString()
 
 
-@pytest.mark.parametrize("attempt", [-1, 1 << 64, "1", 1.5, [], {}])
+@pytest.mark.parametrize("attempt", [-1, 1 << 64, "1", 1.5, 1.0, True, [], {}])
 def test_what_no_get_can_hold(attempt: Any) -> None:
-    for _ in range(2):  # nothing of it is remembered
+    one = pb.GetRequest(attempt=1, reader_id="me", consume=True, key=record_pb2.HandoffKey()).SerializeToString()
+    for _ in range(2):  # what was right is remembered, and is no excuse for what only equals it
+        assert _encoded.get(b"", 1, "me", True, None).SerializeToString() == one
         with pytest.raises(errors.InvalidRequest) as caught:
             _encoded.get(_encoded.key(7, ""), attempt, "me", True, None)
         assert caught.value.violations[0].field == "attempt"
-    empty = record_pb2.HandoffKey()
-    assert _encoded.get(b"", 1, "me", True, None).SerializeToString() == (
-        pb.GetRequest(attempt=1, reader_id="me", consume=True, key=empty).SerializeToString()
-    )
 
 
 def test_batches() -> None:

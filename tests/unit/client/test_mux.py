@@ -215,6 +215,30 @@ def test_who_is_interrupted_passes_on_the_lead(mux: Mux, wire: ScriptedWire) -> 
     assert not mux._waiting
 
 
+def test_who_is_interrupted_when_it_is_given_the_lead_passes_it_on(
+    mux: Mux, wire: ScriptedWire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    follow = Mux._follow
+
+    def interrupted(self: Mux, *arguments: Any) -> Any:
+        follow(self, *arguments)
+        raise KeyboardInterrupt
+
+    first = Caller(mux)
+    wire.next()
+    monkeypatch.setattr(Mux, "_follow", interrupted)
+    second = Caller(mux)
+    wire.next()
+    monkeypatch.setattr(Mux, "_follow", follow)
+    third = Caller(mux)
+    wire.next()
+    wire.answer(1)
+    assert first.ended() == pb.AbortResponse(ended=True)
+    assert isinstance(second.ended(), KeyboardInterrupt)
+    wire.answer(3)
+    assert third.ended() == pb.AbortResponse(ended=True)
+
+
 def test_the_oldest_takes_the_lead(mux: Mux, wire: ScriptedWire) -> None:
     callers = []
     for _ in range(3):

@@ -7,12 +7,13 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
 import pytest
 from pd_handoff import AdminClient, DecodeClient, PrefillClient, Retries, _channel, _unary, errors
-from pd_handoff._unary import PublicUnary, RawUnary
+from pd_handoff._unary import CallFailed, PublicUnary, RawUnary
 from pd_handoff.retries import NO_RETRIES
 from pd_handoff.v1 import admin_pb2
 from pd_handoff.v1 import metadata_store_pb2 as pb
@@ -142,6 +143,19 @@ def test_an_interrupt_ends_the_wait(store: Any, server: Any) -> None:
             client.get(1)
         done.set()
         assert client.get(1).store_epoch == "e"
+
+
+def test_an_end_without_an_answer_is_none() -> None:
+    class Call:
+        def next_event(self) -> None:
+            """What was waited for is as it was made: no message, and all well."""
+
+    class Channel:
+        _channel = SimpleNamespace(segregated_call=lambda *_: Call())
+
+    with pytest.raises(CallFailed) as caught:
+        RawUnary(Channel()).call("Get", pb.GetRequest(), 1.0, None)  # type: ignore[arg-type]
+    assert caught.value.status.code() is grpc.StatusCode.INTERNAL
 
 
 class Raw(grpc.GenericRpcHandler):  # type: ignore[misc, unused-ignore]
