@@ -17,6 +17,7 @@ from pd_handoff_server import refusal
 from pd_handoff_server.rpc.call import Answer, Call
 from pd_handoff_server.rpc.public import read_health
 
+from . import internals
 from .front import Front
 from .internals import Event
 from .stream import Stream
@@ -77,7 +78,8 @@ class Check(Unary):
 
     def begin(self) -> None:
         """Receive its message."""
-        self._receive()
+        self.brings = True
+        internals.start_receive(self._call, self)
 
     def _handle(self, data: bytes) -> Answer:
         return self._health.check(data)

@@ -22,7 +22,8 @@ _MOST: Final = 64
 """Messages that are carried out as one group."""
 _LOOKS: Final = 256
 """Events that are taken while a group waits, lest a flood of others keep it waiting."""
-_SOON: Final = 5_000  # nanoseconds; an event that took longer to come has been waited for
+_SPACING: Final = 63
+"""Messages at most that are carried out at once after many that were alone."""
 _STRETCH: Final = 1_000_000  # nanoseconds of work after which those that are done get their answers
 
 _now = time.monotonic_ns
@@ -222,44 +223,49 @@ class Loop:
         as the work itself. A message that is alone does not wait.
         """
         state = self._state
-        poll, live, now = state.completion_queue.poll, state.rpc_states, _now
+        poll, live = state.completion_queue.poll, state.rpc_states
         request_call, nothing = _server._REQUEST_CALL_TAG, cygrpc.CompletionType.queue_timeout
         routes, others = self._routes, self._others
         group: list[tuple[Tag, Event]] = []
-        looks = 0
+        looks = skip = vain = 0
+        over: Served | None
         goes_on = True
         while goes_on:
-            if group:
-                event = poll(0)
-                looks -= 1
-            else:
-                asked = now()
-                event = poll()
-                looks = _LOOKS if now() - asked < _SOON else 0
+            event = poll(0) if group else poll()
             tag = event.tag
-            if isinstance(tag, Tag):
-                if tag.brings:
-                    group.append((tag, event))
-                    if len(group) == _MOST:
-                        looks = 0
-                    elif looks > 0:
-                        if tag.lasts:
-                            tag.look_ahead(event)
-                        elif len(live) < 2:
-                            looks = 0  # nobody is there who could send another
+            over = None
+            try:
+                if isinstance(tag, Tag):
+                    if not tag.brings:
+                        over = tag.complete(event)
+                    elif group or (not skip and (tag.lasts or len(live) > 1)):
+                        looks = looks if group else _LOOKS
+                        group.append((tag, event))
+                        tag.look_ahead(event)
+                    else:
+                        skip = skip and skip - 1
+                        tag.carry_out(event)
+                        over = tag.send_off()
+                elif tag is request_call and event.success:
+                    route = routes.get(event.call_details.method)
+                    goes_on = others(event) if route is None else self._accept(route(event))
+                elif event.completion_type == nothing:
+                    looks = 0
                 else:
-                    goes_on = self._ended(tag.complete, event)
-            elif tag is request_call and event.success:
-                route = routes.get(event.call_details.method)
-                goes_on = others(event) if route is None else self._accept(route(event))
-            elif event.completion_type == nothing:
-                looks = 0
-            else:
-                goes_on = others(event)
+                    goes_on = others(event)
+            except Exception as error:  # one call's failure must not end the thread that serves all
+                self._failed(error)
             # An event that outlives its turn would keep its call, and the next poll spinning on it.
             event = tag = None
-            if group and looks <= 0:
-                goes_on = self._carry_out(group)
+            if over is not None:
+                goes_on = self._remove(over)
+                over = None
+            if group:
+                looks -= 1
+                if looks < 0 or len(group) == _MOST:
+                    vain = vain + 1 if len(group) == 1 else 0
+                    skip = min(vain * vain // 16, _SPACING)
+                    goes_on = self._carry_out(group)
 
     def _carry_out(self, group: list[tuple[Tag, Event]]) -> bool:
         goes_on, sent = True, 0
@@ -271,16 +277,24 @@ class Loop:
                 self._failed(error)
             if number == len(group) or _now() > pause:
                 for done, _ in group[sent:number]:
-                    goes_on = self._ended(done.send_off) and goes_on
+                    goes_on = self._send_off(done) and goes_on
                 sent = number
                 pause = _now() + _STRETCH
         group.clear()
         return goes_on
 
+    def _send_off(self, tag: Tag) -> bool:
+        try:
+            over = tag.send_off()
+        except Exception as error:
+            self._failed(error)
+            return True
+        return over is None or self._remove(over)
+
     def _others(self, event: Event) -> bool:
         try:
             return bool(_server._process_event_and_continue(self._state, event))
-        except Exception as error:  # one call's failure must not end the thread that serves all
+        except Exception as error:
             self._failed(error)
             return True
 
@@ -295,15 +309,7 @@ class Loop:
         served.begin()
         return True
 
-    def _ended(self, step: Callable[..., Served | None], *event: Event) -> bool:
-        """Take this step of a call, after which it may be over."""
-        try:
-            over = step(*event)
-        except Exception as error:
-            self._failed(error)
-            return True
-        if over is None:
-            return True
+    def _remove(self, over: Served) -> bool:
         state = self._state
         with state.lock:
             state.rpc_states.remove(over)

@@ -81,9 +81,6 @@ class Unary(Call, Tag):
             except Exception as error:
                 self._refuse(INTERNAL, error)
                 return
-        self._receive()
-
-    def _receive(self) -> None:
         self.brings = True
         internals.start_receive(self._call, self)
 
