@@ -170,18 +170,24 @@ class Calls:
     ) -> Steps[list[Reservation]]:
         """BatchReserve."""
         request = pb.BatchReserveRequest()
+        add = request.requests.add
+        common: pb.ReserveRequest | None = None
         for given in items:
-            item = given if isinstance(given, ReserveItem) else ReserveItem(given)
-            request.requests.append(
-                _requests.reserve_request(
-                    self.key(item.key),
-                    owner=item.owner,
-                    widths=widths if item.widths is None else item.widths,
-                    attempt=attempt if item.attempt is None else item.attempt,
-                    producer=self.producer,
-                    **options,
+            if isinstance(given, ReserveItem):
+                which = {
+                    "owner": given.owner,
+                    "widths": widths if given.widths is None else given.widths,
+                    "attempt": attempt if given.attempt is None else given.attempt,
+                }
+                request.requests.append(self.reserve_request(given.key, **which, **options))
+                continue
+            key = self.key(given)
+            if common is None:
+                common = _requests.reserve_request(
+                    None, owner="", widths=widths, attempt=attempt, producer=self.producer, **options
                 )
-            )
+            one = add(key=key, owner=_requests.new_name("owner"))
+            one.MergeFrom(common)
         if not request.requests:
             return []
         waits = [wait for one in request.requests for wait in wait_of(one)]

@@ -124,9 +124,9 @@ class Mux:
 
     def _lead(self, call_id: int, head: bytes, tag: bytes, deadline: float, frame: bytes | None) -> _Outcome:
         """Send the frame, if any, and read until there is its answer, or its time is over."""
-        self.deadline = deadline
-        self._alarm.expect(deadline)
         try:
+            self.deadline = deadline
+            self._alarm.expect(deadline)
             found = self._wire.receive() if frame is None else self._wire.exchange(frame)
             while True:  # each turn takes a message, or is woken
                 if found is not None:

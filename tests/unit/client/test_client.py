@@ -194,6 +194,11 @@ async def test_batches(connect: Any, store: Any, refusal: Any) -> None:
     (call,) = store.of("BatchReserve")
     assert [one.widths.tokens for one in call.request.requests] == [2, 2, 3]
     assert len({one.owner for one in call.request.requests}) == 3
+    assert [one.max_wait.seconds for one in call.request.requests] == [60] * 3
+    assert [one.expected_readers for one in call.request.requests] == [1] * 3
+    assert [one.key for one in call.request.requests] == [key(1, 0, "ns"), key(1, 1, "ns"), key(2, 0, "ns")]
+    assert [one.owner for one in held] == [one.owner for one in call.request.requests]
+    assert [one.widths for one in held] == [Widths(tokens=2), Widths(tokens=2), Widths(tokens=3)]
     assert 60 < call.time_remaining < 68
     published, refused = await prefill.put_many([(held[0], RECORD), (held[1], RECORD.to_proto())])
     assert published == Published(THEN, "e")
