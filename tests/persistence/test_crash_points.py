@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,12 @@ class Scenario:
         """Consume."""
         return self.kept.store.get(("", room, 0), 0, reader, True, 0, ignore)
 
+    def together(self, *calls: Call) -> None:
+        """As the items of a batch."""
+        with self.kept.store.together():
+            for call in calls:
+                call()
+
     def later(self, seconds: float) -> None:
         """Let time pass, and the timer look."""
         self.kept.clock.advance(seconds)
@@ -91,12 +98,20 @@ class Scenario:
             "release": lambda: store.release(("", 3, 0), self.tokens[3], ""),
             "abort a published one": lambda: store.abort(("", 5, 0), FAILURE, b"", None),
             "batch": lambda: self.batch(*(Spec(("", room, 0), "batch") for room in (6, 7, 8))),
-            "batch put": lambda: [self.put(6), self.put(7)],
+            "batch put": lambda: self.together(lambda: self.put(6), lambda: self.put(7)),
             "batch that supersedes": lambda: self.batch(*(Spec(("", room, 0), "again", 1) for room in (8, 6, 7))),
             "expire": lambda: self.later(61),
             "producers": lambda: [self.reserve(9, f"o{n}", attempt=n, producer=(f"p{n}", n)) for n in range(1, 7)],
             "forget": lambda: self.later(125),
             "forget producers": lambda: self.later(3601),
+            "one slot after the other, together": lambda: self.together(
+                *(partial(self.put_once, room) for room in (12, 13, 14)),
+                *(partial(self.get, room, "r") for room in (12, 13)),
+                *(partial(self.put_once, room) for room in (15, 16)),
+                lambda: store.abort(("", 14, 0), FAILURE, b"", None),
+                lambda: self.put_once(17),
+            ),
+            "forget them": lambda: self.later(1000),
             "put and damage": lambda: [self.reserve(10), self.put(10)],
             "damage": lambda: self.damage(10),
             "after damage": lambda: [self.reserve(11), self.put(11), self.get(11, "r"), self.reserve(11, "next")],

@@ -23,7 +23,8 @@ class FileArena(Arena):
 
     def write(self, slot: int, generation: int, draft: Draft) -> None:
         """See `Arena`. Who held the slot before must have ended in the file, too, before its row changes."""
-        self._journal.commit()
+        if self._journal.awaits(slot):
+            self._journal.commit()
         super().write(slot, generation, draft)
 
     def scrub(self, slot: int, generation: int) -> None:

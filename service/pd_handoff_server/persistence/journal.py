@@ -136,6 +136,10 @@ class Journal(Observer):
         """A row is to be scrubbed, but not before the file says that nobody reads it any more."""
         self._scrubs.append((slot, generation))
 
+    def awaits(self, slot: int) -> bool:
+        """Whether something has happened to a slot that is not written yet."""
+        return slot in self._changed
+
     # -- writing it ----------------------------------------------------------------------------------------------------
 
     def commit(self) -> None:

@@ -11,6 +11,7 @@ import struct
 from collections.abc import Callable, Iterator, Sequence
 from zlib import crc32
 
+from .codec import SLOT_STRIDE
 from .errors import DamageError
 from .geometry import REDO_HEADER, Geometry
 
@@ -36,9 +37,13 @@ class Redo:
         self._room = geometry.redo.size - REDO_HEADER
         self._writable = range(geometry.control.offset, geometry.rows.offset + 1)
         self._slots = geometry.slot_count
+        self._entries_at = geometry.slots.offset
 
     def carry_out(self, writes: Sequence[Write], scrubs: Sequence[Scrub], scrub: Callable[[int, int], None]) -> None:
-        """Do all of this: at once, or in order, scrubs last, in several steps, when the region is too small for it."""
+        """Do all of this: at once, or in order in several steps, when the region is too small for it.
+
+        A row is scrubbed in the step that says that its slot is free: else death between two would leave it dirty.
+        """
         parts = []
         for offset, data in writes:
             parts.append(_ENTRY.pack(offset, len(data)))
@@ -47,7 +52,7 @@ class Redo:
             parts.append(_SCRUB.pack(_SCRUB_OFFSET, slot, generation))
         payload = b"".join(parts)
         if len(payload) > self._room:
-            first, rest = _halves(writes, scrubs)
+            first, rest = self._halves(writes, scrubs)
             self.carry_out(*first, scrub)
             self.carry_out(*rest, scrub)
             return
@@ -59,6 +64,18 @@ class Redo:
         for slot, generation in scrubs:
             scrub(slot, generation)
         memory[header_at : header_at + _HEADER.size] = _IDLE
+
+    def _halves(
+        self, writes: Sequence[Write], scrubs: Sequence[Scrub]
+    ) -> tuple[tuple[Sequence[Write], Sequence[Scrub]], tuple[Sequence[Write], Sequence[Scrub]]]:
+        """A change cut in two; one write alone always fits, and so does what frees a slot with its scrub."""
+        half = len(writes) // 2
+        if not half:
+            raise ValueError("the redo region is too small for a single change")
+        later = {offset for offset, _ in writes[half:]}
+        rest = [scrub for scrub in scrubs if self._entries_at + scrub[0] * SLOT_STRIDE in later]
+        first = [scrub for scrub in scrubs if self._entries_at + scrub[0] * SLOT_STRIDE not in later]
+        return (writes[:half], first), (writes[half:], rest)
 
     def pending(self) -> tuple[list[Write], list[Scrub]] | None:
         """The change that a killed process had under way, if it was valid already. Raises DamageError."""
@@ -92,16 +109,6 @@ class Redo:
     def done(self) -> None:
         """Nothing is under way any more."""
         self._memory[self._header_at : self._header_at + _HEADER.size] = _IDLE
-
-
-def _halves(
-    writes: Sequence[Write], scrubs: Sequence[Scrub]
-) -> tuple[tuple[Sequence[Write], Sequence[Scrub]], tuple[Sequence[Write], Sequence[Scrub]]]:
-    """A change cut in two; one write alone always fits."""
-    if writes and scrubs:
-        return (writes, ()), ((), scrubs)
-    half, scrub_half = len(writes) // 2, len(scrubs) // 2
-    return (writes[:half], scrubs[:scrub_half]), (writes[half:], scrubs[scrub_half:])
 
 
 def _entries(payload: bytes) -> Iterator[tuple[int, int, bytes]]:
