@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import tracemalloc
 from collections.abc import Callable, Iterator
 
 import pytest
+from google.protobuf.message import Message
 from pd_handoff.v1 import metadata_store_pb2 as pb
 from pd_handoff.v1 import record_pb2 as rp
+from pd_handoff_server import native
 from pd_handoff_server.lifecycle import Observer
 from pd_handoff_server.refusal import Refusal
 from pd_handoff_server.rpc.call import Call
 from pd_handoff_server.rpc.calls import Calls
-from pd_handoff_server.rpc.capabilities import Describer
+from pd_handoff_server.rpc.capabilities import SCHEMA_FINGERPRINT, Describer
 from pd_handoff_server.telemetry.metrics import CallMetrics, Lives
 
-from tests.support import requests
+from tests.support import records, requests
 from tests.support.clock import FakeClock
 
 from .conftest import core
@@ -106,6 +109,43 @@ def test_what_is_remembered_is_bounded() -> None:
         request = requests.abort(rp.HandoffKey(room=number), attempt=number % 7)
         calls.handlers["Abort"](request.SerializeToString(), Call(), print)
     assert store.census().tombstones == 100
+
+
+def _refused() -> Iterator[tuple[str, Message]]:
+    """Calls that a store of one slot, which room 0 has, refuses, alone and in batches."""
+    record = records.full()
+    gets = [requests.get(number) for number in range(1, 9)]
+    puts = [requests.put(number, b"no token", record) for number in range(8)]
+    yield "Get", gets[0]
+    yield "BatchGet", pb.BatchGetRequest(requests=gets)
+    yield "Put", puts[0]
+    yield "BatchPut", pb.BatchPutRequest(requests=puts)
+    yield "Reserve", requests.reserve(0, "somebody else")
+    yield "Reserve", requests.reserve(1)
+    yield "BatchReserve", pb.BatchReserveRequest(requests=[requests.reserve(number) for number in (1, 2)])
+    yield "Put", pb.PutRequest(key=requests.key(1), record=record, reserve=requests.reserve(None))
+
+
+@pytest.mark.parametrize("reader", ["off", "required"])
+def test_refusals_leave_no_cycles(reader: str) -> None:
+    """What was refused is freed at once: the search for cycles is rare, and a request may be large."""
+    store = core(FakeClock(), slots=1)
+    found = native.load(SCHEMA_FINGERPRINT, reader)
+    calls = Calls(store, Describer("0", 128, 1 << 22, ()), 128, reader=found)
+    calls.handlers["Reserve"](requests.reserve(0).SerializeToString(), Call(), print)
+    left = {}
+    gc.collect()
+    gc.disable()
+    try:
+        for number, (method, request) in enumerate(_refused()):
+            data = request.SerializeToString()
+            for _ in range(50):
+                with contextlib.suppress(Refusal):
+                    calls.handlers[method](data, Call(), print)
+            left[number, method] = gc.collect()
+    finally:
+        gc.enable()
+    assert {what: count for what, count in left.items() if count >= 50} == {}
 
 
 def _used() -> int:

@@ -108,7 +108,8 @@ class Gathering:
                         tried.append(one(request, call, slot, slot))
                     except Refusal as refused:
                         refused.key, refused.owner = call.key, call.owner
-                        tried.append(refused)
+                        # Without its traceback, which holds this frame: a cycle with all of the request in it.
+                        tried.append(refused.with_traceback(None))
         except Exception:
             self.parked = [answer for answer in tried if not isinstance(answer, bytes | Refusal)]
             self.cancel()  # the call fails as a whole: leave no item waiting for nobody

@@ -30,7 +30,8 @@ class EmbeddedStore(Parking):
             try:
                 return self._reserve(spec)
             except Refusal as refused:
-                self._refuse_unless_waiting_helps(refused, max_wait, [spec])
+                if not self._waiting_helps(refused, max_wait, [spec]):
+                    raise
                 return self._park(Claimant([spec], self._until(max_wait), done, self._cancel), origin)
         finally:
             self.leave()
@@ -44,22 +45,27 @@ class EmbeddedStore(Parking):
             try:
                 return self._reserve_all(specs)
             except Refusal as refused:
-                self._refuse_unless_waiting_helps(refused, max_wait, specs)
+                if not self._waiting_helps(refused, max_wait, specs):
+                    raise
                 return self._park(Claimant(list(specs), self._until(max_wait), done, self._cancel, batch=True), origin)
 
-    def _refuse_unless_waiting_helps(self, refused: Refusal, max_wait: int, specs: Sequence[Spec]) -> None:
+    def _waiting_helps(self, refused: Refusal, max_wait: int, specs: Sequence[Spec]) -> bool:
+        """Whether the call may wait for what it was refused. Raises Refusal for what describes it better."""
         if refused.reason != "ARENA_FULL":
-            raise refused
+            return False
         quotas, slots = self._lifecycle.quotas, self._arena.slots
         if len(specs) > slots:
-            raise refusal.never_fits(len(specs), slots, self._lifecycle.in_use)
+            raise refusal.never_fits(len(specs), slots, self._lifecycle.in_use) from None
         over = quotas.hopeless(specs)
         if over is not None:
             namespace, number = over
-            raise refusal.never_fits(number, quotas.limits[namespace], quotas.held[namespace], namespace)
-        if max_wait <= 0:
-            shelf = self._waiting.shelf_before(specs)
-            raise refused if shelf is None else self._lifecycle.full(shelf)
+            raise refusal.never_fits(number, quotas.limits[namespace], quotas.held[namespace], namespace) from None
+        if max_wait > 0:
+            return True
+        shelf = self._waiting.shelf_before(specs)
+        if shelf is not None:
+            raise self._lifecycle.full(shelf) from None
+        return False
 
     def _reserve(self, spec: Spec) -> Handoff:
         plan = self._lifecycle.admit(spec)
@@ -124,7 +130,8 @@ class EmbeddedStore(Parking):
         try:
             handoff = self._reserve(spec)
         except Refusal as refused:
-            self._refuse_unless_waiting_helps(refused, max_wait, [spec])
+            if not self._waiting_helps(refused, max_wait, [spec]):
+                raise
             return self._park(Claimant([spec], self._until(max_wait), done, self._cancel, draft=draft), origin)
         return self._publish(handoff, draft)
 

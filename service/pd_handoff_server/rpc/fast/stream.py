@@ -238,10 +238,11 @@ class Stream(Tag):
                 self._spacing = self._skip = min(2 * self._spacing + 1, _SPACING) if len(answers) == 1 else 0
                 self._looked = False
             said_all, self._said_all = self._said_all, False
+            nothing = self._receiving and not answers and not said_all
             if said_all:
                 self._receiving += 1
-            elif self._receiving and not answers:
-                return None
+        if nothing:  # what this brought went out with another one of its group
+            return self._at_last()
         self._book()
         if said_all:
             self._finish()
