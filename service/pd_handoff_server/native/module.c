@@ -193,7 +193,8 @@ static uint8_t *write_varint(uint8_t *at, uint64_t value) {
 
 static const unsigned SECOND = 1000000000;
 
-/* Splits nanoseconds into seconds and the rest; clocks may be set to years whose nanoseconds need more than 64 bits. */
+/* Splits nanoseconds into seconds and the rest. Clocks may be set to years whose nanoseconds need more than 64 bits, or
+ * to years before the epoch, which are taken for it. */
 static bool split_wall(PyObject *wall, unsigned long long *seconds, unsigned long long *nanos) {
   unsigned long long value = PyLong_AsUnsignedLongLong(wall);
   if (!PyErr_Occurred()) {
@@ -204,12 +205,18 @@ static bool split_wall(PyObject *wall, unsigned long long *seconds, unsigned lon
   if (!PyErr_ExceptionMatches(PyExc_OverflowError)) return false;
   PyErr_Clear();
   PyObject *second = PyLong_FromUnsignedLong(SECOND);
-  PyObject *pair = second ? PyNumber_Divmod(wall, second) : NULL;
+  int late = second ? PyObject_RichCompareBool(wall, second, Py_GT) : -1;
+  if (late == 0) *seconds = *nanos = 0;
+  if (late <= 0) {
+    Py_XDECREF(second);
+    return late == 0;
+  }
+  PyObject *pair = PyNumber_Divmod(wall, second);
   if (pair) {
     *seconds = PyLong_AsUnsignedLongLong(PyTuple_GET_ITEM(pair, 0));
     *nanos = PyErr_Occurred() ? 0 : PyLong_AsUnsignedLongLong(PyTuple_GET_ITEM(pair, 1));
   }
-  Py_XDECREF(second);
+  Py_DECREF(second);
   Py_XDECREF(pair);
   return !PyErr_Occurred();
 }

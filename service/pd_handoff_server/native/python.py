@@ -33,9 +33,9 @@ _second = (0, b"")  # the last one seen, and how it is encoded: most moments sha
 
 
 def stamp(tag: int, wall: int) -> bytes:
-    """A Timestamp as the field of this tag."""
+    """A Timestamp as the field of this tag; what is before the epoch is taken for it."""
     global _second  # noqa: PLW0603 - a pair that is replaced whole
-    second, nanos = divmod(wall, _SECOND)
+    second, nanos = divmod(max(wall, 0), _SECOND)
     known, encoded = _second
     if known != second:
         encoded = b"\x08" + varint(second) if second else b""

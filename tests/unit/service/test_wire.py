@@ -165,6 +165,14 @@ def test_split_takes_any_garbage(data: bytes) -> None:
 
 
 @pytest.mark.parametrize("reader", READERS, ids=("python", "native"))
+@pytest.mark.parametrize("wall", [-1, -(10**17), -(10**30)])
+def test_a_clock_before_the_epoch_is_taken_for_the_epoch(reader: Reader, wall: int) -> None:
+    response = pb.PutResponse.FromString(wire.Answers("e", reader).put(wall))
+    assert response.HasField("published_at")
+    assert response.published_at.ToNanoseconds() == 0
+
+
+@pytest.mark.parametrize("reader", READERS, ids=("python", "native"))
 @given(call_id=uint64s, published=walls)
 def test_answers_of_a_session_are_framed(reader: Reader, call_id: int, published: int) -> None:
     answer = pb.PutResponse(published_at=wire.timestamp(published))
