@@ -129,6 +129,21 @@ def test_a_put_whose_answer_was_lost_is_still_answered_after_the_end(kept: Kept)
     after.close()
 
 
+def test_a_shorter_grace_holds_for_what_was_consumed_before(kept: Kept) -> None:
+    reserve(kept, 1)
+    for room in (1, 2):
+        handoff = reserve(kept, room)
+        kept.store.put(("", room, 0), handoff.token, numbered(room))
+    kept.store.get(("", 1, 0), 0, "r", True, 0, ignore)
+    after = kept.restart(rules=policy(consumed_grace=5 * SECOND))
+    after.store.get(("", 2, 0), 0, "r", True, 0, ignore)
+    after.clock.advance(5)
+    after.store.tick()
+    assert [after.lifecycle.state_of(("", room, 0)) for room in (1, 2)] == ["CONSUMED", "CONSUMED"]
+    assert (after.lifecycle.live, after.lifecycle.consumed) == (0, 0)
+    after.close()
+
+
 def test_a_fenced_outcome_stays_fenced(kept: Kept) -> None:
     for room in (1, 2, 3):
         kept.store.abort(("", room, 0), Failure(500, "ABORTED", ""), b"", 0)

@@ -43,27 +43,12 @@ def key_text(key: Key) -> str:
 
 
 class EventLog(Observer):
-    """Hand-offs that end otherwise than by being read are told at info, the ordinary course at debug."""
+    """Hand-offs that end otherwise than by being read are told at info; `CourseLog` tells the ordinary course, too."""
 
-    def __init__(self, logger: Any, *, debug: bool) -> None:
+    def __init__(self, logger: Any, *, debug: bool = False) -> None:
         self._log = logger
         self._debug = debug
         self._refusals = Allowance(_REFUSALS_A_SECOND, _REFUSALS_AT_ONCE)
-
-    def reserved(self, handoff: Handoff) -> None:
-        """See `Observer`."""
-        if self._debug:
-            self._log.debug("reserved", **_facts(handoff))
-
-    def published(self, handoff: Handoff) -> None:
-        """See `Observer`."""
-        if self._debug:
-            self._log.debug("published", **_facts(handoff))
-
-    def consumed(self, handoff: Handoff, reader: bytes, *, again: bool) -> None:
-        """See `Observer`."""
-        if self._debug:
-            self._log.debug("consumed", again=again, **_facts(handoff))
 
     def ended(self, handoff: Handoff, tombstone: Tombstone | None) -> None:
         """See `Observer`."""
@@ -74,8 +59,6 @@ class EventLog(Observer):
             facts = _facts(handoff)
             facts["was"], facts["state"] = facts["state"], tombstone.outcome.state
             self._log.info("ended", reason=reason, outcome=tombstone.outcome.value, **facts)
-        elif self._debug:
-            self._log.debug("freed", **_facts(handoff))
 
     def buried(self, tombstone: Tombstone) -> None:
         """See `Observer`. An Abort ahead of its Reserve ends nothing that `ended` would tell of."""
@@ -130,6 +113,31 @@ class EventLog(Observer):
     def doubtful_file(self, path: str, what: str) -> None:
         """A file of certificates or of access is used, and should be looked at."""
         self._log.warning("look at this file", path=path, what=what)
+
+
+class CourseLog(EventLog):
+    """Tells the ordinary course of hand-offs as well, at debug."""
+
+    def __init__(self, logger: Any) -> None:
+        super().__init__(logger, debug=True)
+
+    def reserved(self, handoff: Handoff) -> None:
+        """See `Observer`."""
+        self._log.debug("reserved", **_facts(handoff))
+
+    def published(self, handoff: Handoff) -> None:
+        """See `Observer`."""
+        self._log.debug("published", **_facts(handoff))
+
+    def consumed(self, handoff: Handoff, reader: bytes, *, again: bool) -> None:
+        """See `Observer`."""
+        self._log.debug("consumed", again=again, **_facts(handoff))
+
+    def ended(self, handoff: Handoff, tombstone: Tombstone | None) -> None:
+        """See `Observer`."""
+        super().ended(handoff, tombstone)
+        if tombstone is not None and tombstone.outcome is Outcome.COMPLETED:
+            self._log.debug("freed", **_facts(handoff))
 
 
 def _refusal_facts(refused: Refusal) -> dict[str, Any]:

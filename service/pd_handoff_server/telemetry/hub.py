@@ -12,7 +12,7 @@ from pd_handoff_server.rpc.calls import Calls
 from pd_handoff_server.rpc.guard import Approach, Denied
 from pd_handoff_server.store.interface import Store
 
-from .events import EventLog
+from .events import CourseLog, EventLog
 from .exposition import Sources
 from .metrics import CallMetrics, Lives
 from .scrape import Scrape
@@ -36,7 +36,7 @@ class Telemetry:
 
     def __init__(self, settings: Settings, clock: Clock, log: Any) -> None:
         """Raises TelemetryError, and AddressError for the metrics' port."""
-        self.events = EventLog(log, debug=settings.log_level == "debug")
+        self.events = CourseLog(log) if settings.log_level == "debug" else EventLog(log)
         self.observers: Sequence[Observer] = (self.events,)
         self.wraps: Sequence[Wrap] = (following,)
         self.note_item: NoteItem | None = None

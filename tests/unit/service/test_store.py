@@ -12,6 +12,7 @@ import pytest
 from pd_handoff_server.arena.arena import Arena
 from pd_handoff_server.arena.layout import HEADER, Layout
 from pd_handoff_server.lifecycle import Handoff, Lifecycle, Observer, Policy, Spec, TokenMint
+from pd_handoff_server.lifecycle.model import watchers
 from pd_handoff_server.refusal import Refusal
 from pd_handoff_server.store.embedded import EmbeddedStore
 from pd_handoff_server.store.interface import Reading
@@ -217,6 +218,37 @@ def test_everything_ends_by_the_timer_alone() -> None:
     assert due is None
     assert store.core.facts().slots_free == 2
     assert not list(store.lifecycle.tombstones())
+
+
+def test_consumed_hand_offs_end_in_the_order_in_which_they_were_consumed() -> None:
+    store = Store()
+    for key in (ROOM, OTHER):
+        store.publish(key)
+    store.get(OTHER)
+    store.clock.advance(10)
+    store.get(ROOM)
+    ends = []
+    for _ in range(2):
+        due = store.core.tick()
+        assert due is not None
+        ends.append(due - store.clock.monotonic())
+        store.clock.advance(ends[-1] / SECOND)
+    store.core.tick()
+    assert ends == [20 * SECOND, 10 * SECOND]
+    assert [ended.key for ended in store.lifecycle.tombstones()] == [OTHER, ROOM]
+
+
+def test_observers_are_called_only_for_what_they_do_something_about() -> None:
+    class Watch(Observer):
+        def published(self, handoff: Handoff) -> None:
+            seen.append(handoff)
+
+    seen: list[Handoff] = []
+    watch = Watch()
+    assert watchers([Observer(), watch], "published") == (watch.published,)
+    assert watchers([Observer(), watch], "reserved") == ()
+    store = Store(watch=watch)
+    assert seen == [store.publish()]
 
 
 # -- looking -----------------------------------------------------------------------------------------------------------
