@@ -87,13 +87,7 @@ class RawWire:
     def send(self, frame: bytes) -> None:
         """See Wire."""
         with self._lock:
-            if self._over:
-                return
-            if self._sending:
-                self._unsent.append(frame)
-            else:
-                self._sending = True
-                self._start((cygrpc.SendMessageOperation(frame, 0),), _SENT)
+            self._send(frame)
 
     def receive(self) -> bytes | None:
         """See Wire."""
@@ -104,14 +98,18 @@ class RawWire:
     def exchange(self, frame: bytes) -> bytes | None:
         """See Wire."""
         with self._lock:
-            if not self._over:
-                if self._sending:
-                    self._unsent.append(frame)
-                else:
-                    self._sending = True
-                    self._start((cygrpc.SendMessageOperation(frame, 0),), _SENT)
+            self._send(frame)
             self._arm()
         return self._next()
+
+    def _send(self, frame: bytes) -> None:
+        if self._over:
+            return
+        if self._sending:
+            self._unsent.append(frame)
+        else:
+            self._sending = True
+            self._start((cygrpc.SendMessageOperation(frame, 0),), _SENT)
 
     def _arm(self) -> None:
         if self._over and self._begun == self._taken:
