@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import random
 from typing import Any
 
 import grpc
@@ -127,3 +128,40 @@ def test_many_streams_at_once(store: LocalStore) -> None:
     for requests, answers in opened:
         requests.put(None)
         assert next(answers, None) is None
+
+
+@pytest.mark.parametrize("transport", ["fast"])
+@pytest.mark.settings(slots=64)
+@pytest.mark.parametrize("seed", range(3))
+def test_nothing_is_left_of_streams_that_end_in_whatever_way(store: LocalStore, seed: int) -> None:
+    chance = random.Random(seed)
+    room = 0
+    for _ in range(40):
+        opened = [open_session(store) for _ in range(chance.randint(1, 6))]
+        for requests, answers in opened:
+            for call_id in range(chance.choice([0, 1, 2, 70])):
+                room += 1
+                kind = chance.choice(["ask", "wait", "put"])
+                if kind == "ask":
+                    requests.put(ask(call_id))
+                elif kind == "wait":
+                    wait = pb.GetRequest(key=requests_of.key(room + 1), max_wait=requests_of.seconds(300))
+                    requests.put(pb.SessionRequest(call_id=call_id, get=wait).SerializeToString())
+                else:
+                    put = requests_of.put_once(room % 50)
+                    requests.put(pb.SessionRequest(call_id=call_id, put=put).SerializeToString())
+            if chance.random() < 0.5:
+                requests.put(ask(1000))
+                while pb.SessionResponse.FromString(next(answers)).call_id != 1000:
+                    pass
+        for requests, answers in opened:
+            if chance.random() < 0.5:
+                requests.put(None)
+            answers.cancel()
+            requests.put(None)
+    server: Any = store.app.server
+    eventually(lambda: not server._front.streams, "all streams are over")
+    eventually(lambda: not server._loop.alive(), "no call is left")
+    eventually(lambda: store.waiting == 0, "nothing waits")
+    assert server._front.unread.held == 0
+    assert store.core.census().waiting_bytes == 0
