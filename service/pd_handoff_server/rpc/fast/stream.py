@@ -272,11 +272,15 @@ class Stream(Tag):
             self._open -= 1
             if self._ended:
                 return
+            size = len(answer)
+            self._hold(size)
             self._unsent.append(answer)
-            self._unsent_bytes += len(answer)
-            self._hold(len(answer))
+            self._unsent_bytes += size
+            if not self._sending:
+                self._sending = True
+                self._due += 1
+                internals.start_send(self._call, self._next(), self._on_sent)
         self._book()
-        self._go_on()
 
     def _count(self, size: int) -> None:
         with self._front.lock:
