@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -87,7 +88,16 @@ def refuse_batches(patch: pytest.MonkeyPatch) -> str:
     return "grpcio"
 
 
-BREAKS = [lose_a_name, lose_a_state, answer_wrongly, lose_the_details, refuse_batches]
+def poll_otherwise(patch: pytest.MonkeyPatch) -> str:
+    """A look for an event finds none, and says so in another way."""
+    whole: Any = vars(internals)["cygrpc"]
+    parts = {name: getattr(whole, name) for name in dir(whole)}
+    parts["CompletionType"] = SimpleNamespace(queue_timeout=-1)
+    patch.setattr(internals, "cygrpc", SimpleNamespace(**parts))
+    return "TypeError"
+
+
+BREAKS = [lose_a_name, lose_a_state, answer_wrongly, lose_the_details, refuse_batches, poll_otherwise]
 
 
 def test_it_works_on_the_grpc_that_is_installed() -> None:

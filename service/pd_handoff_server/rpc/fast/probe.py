@@ -29,6 +29,7 @@ from .server import routes
 
 _TIMEOUT: Final = 10.0  # seconds for each of the probe's calls
 _CALLS: Final = 64
+_GROUPS: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,13 +130,13 @@ def _calls(channel: grpc.Channel) -> str:
         _expect(DETAILS_KEY in dict(trailing), "a refusal came without its details")
     else:
         raise _ProbeError("a refusal did not come")
-    _session(channel)
+    _session(channel, echo)
     if before is None or after is None:
         return "unknown"
     return "event engine" if after - before > 3 * _CALLS else "serving thread"
 
 
-def _session(channel: grpc.Channel) -> None:
+def _session(channel: grpc.Channel, echo: Any) -> None:
     requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
     method: Any = channel.stream_stream(f"/{STORE}/Session")
     answers = method(iter(requests.get, None), timeout=_TIMEOUT)
@@ -149,6 +150,10 @@ def _session(channel: grpc.Channel) -> None:
         wanted = "error" if asked.call_id == 2 else asked.WhichOneof("call")
         right = (answer.call_id, answer.WhichOneof("result")) == (asked.call_id, wanted)
         _expect(right, "an answer of a stream differs")
+    # Beside another that is open, calls may be carried out in groups.
+    for number in range(_GROUPS):
+        together = [echo.future(b"%d" % each, timeout=_TIMEOUT) for each in range(number)]
+        _expect([each.result() for each in together] == [b"%d" % each for each in range(number)], "answers differ")
     requests.put(None)
     _expect(next(answers, None) is None, "a stream does not end")
 
