@@ -33,7 +33,9 @@ class Alarm:
 
     def reset(self) -> None:
         """As new, without its thread: for a child process."""
-        self._condition = threading.Condition()
+        # Taken by itself: the `with` of a condition is Python code, in which an interrupt can leave its lock held.
+        self._lock = threading.RLock()
+        self._condition = threading.Condition(self._lock)
         self._watched: weakref.WeakSet[Wakeable] = weakref.WeakSet()
         self._wakes = math.inf  # when the thread looks next
         self._used = False
@@ -41,26 +43,26 @@ class Alarm:
 
     def watch(self, who: Wakeable) -> None:
         """From now on, as long as it is there or until `forget`."""
-        with self._condition:
+        with self._lock:
             self._watched.add(who)
 
     def forget(self, who: Wakeable) -> None:
         """It will not block again."""
-        with self._condition:
+        with self._lock:
             self._watched.discard(who)
 
     def expect(self, deadline: float) -> None:
         """To be told whenever one of those that are watched has been given a deadline."""
         self._used = True
         if deadline < self._wakes:
-            with self._condition:
+            with self._lock:
                 if self._thread is None:
                     self._thread = threading.Thread(target=self._run, name="pd-handoff-alarm", daemon=True)
                     self._thread.start()
                 self._condition.notify()
 
     def _run(self) -> None:
-        with self._condition:
+        with self._lock:
             while True:  # a daemon: ends with the process
                 self._wakes = math.inf  # whoever comes from here on, before the end of the scan, notifies
                 now = time.monotonic()

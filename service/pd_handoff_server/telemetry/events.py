@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
-from typing import Any
+from typing import Any, TextIO, cast
 
 import structlog
 
@@ -20,6 +21,23 @@ _QUIET = frozenset({"HANDOFF_NOT_FOUND", "RECORD_NOT_READY", "ARENA_FULL", "TOO_
 _REFUSALS_A_SECOND, _REFUSALS_AT_ONCE = 20.0, 200
 
 
+class _Log:
+    """A stream whose reader may go away, or whose disk may fill: what it cannot take is lost, and no call with it."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> None:
+        """As a stream has it, but for errors."""
+        with contextlib.suppress(OSError, ValueError):  # ValueError: it is closed
+            self._stream.write(text)
+
+    def flush(self) -> None:
+        """As `write`."""
+        with contextlib.suppress(OSError, ValueError):
+            self._stream.flush()
+
+
 def configure(log_format: str, log_level: str) -> None:
     """Write events to standard error, as JSON or for people."""
     console = log_format == "console" or (log_format == "auto" and sys.stderr.isatty())
@@ -32,7 +50,7 @@ def configure(log_format: str, log_level: str) -> None:
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, log_level.upper())),
-        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
+        logger_factory=structlog.WriteLoggerFactory(file=cast(TextIO, _Log(sys.stderr))),
         cache_logger_on_first_use=True,
     )
 

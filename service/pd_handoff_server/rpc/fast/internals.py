@@ -7,6 +7,7 @@ place: calls of the routed methods are answered right where they arrive, every o
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -195,7 +196,7 @@ class Loop:
         """`failed` is told of errors in a route; they end nothing but their call."""
         self._state: Any = server._state  # type: ignore[attr-defined]
         self._routes = dict(routes)
-        self._failed = failed
+        self._tell = failed
 
     def start(self) -> None:
         """As the server's own `start`, but for the thread."""
@@ -290,6 +291,10 @@ class Loop:
             self._failed(error)
             return True
         return over is None or self._remove(over)
+
+    def _failed(self, error: BaseException) -> None:
+        with contextlib.suppress(Exception):  # nobody is left to be told, and nothing may end this thread
+            self._tell(error)
 
     def _others(self, event: Event) -> bool:
         try:
