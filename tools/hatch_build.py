@@ -26,6 +26,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 SOURCES = Path("service/pd_handoff_server/native")
 PLACE = "pd_handoff_server/native"
 MODES = ("auto", "off", "required")
+HOW = "For the extension, install a C compiler and python3-dev, and build again."
 
 COMPILERS = ("cc", "gcc", "clang")
 FLAGS = (
@@ -115,7 +116,7 @@ class ExtensionHook(BuildHookInterface[BuilderConfig]):
             build(Path(self.root), built)
         except CannotBuildError as why:
             if mode == "required":
-                self.app.abort(f"pd-handoff: the C extension is required (PD_HANDOFF_NATIVE), but {why}")
+                self.app.abort(f"pd-handoff: the C extension is required (PD_HANDOFF_NATIVE), but {why}\n{HOW}")
             if version == "editable":
                 in_tree.unlink(missing_ok=True)  # of a former build: it may not be what the sources say now
             self._tell_without(str(why), by_choice=mode == "off")
@@ -137,7 +138,7 @@ class ExtensionHook(BuildHookInterface[BuilderConfig]):
 
     def _tell_without(self, why: str, *, by_choice: bool) -> None:
         reason, _, details = why.partition("\n")
-        how = "" if by_choice else " For the extension, install a C compiler and python3-dev, and build again."
+        how = "" if by_choice else f" {HOW}"
         self.app.display_warning(
             f"pd-handoff: no C extension: {reason}. The server will read requests in pure Python.{how}"
         )

@@ -6,6 +6,8 @@ the way through protobuf and Python, which finds the words. So it can be left ou
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 from .python import Absent
 from .python import Reader as Reader
 
@@ -24,7 +26,7 @@ def load(schema: str, wish: str = "auto") -> Reader:
     try:
         from . import _scan  # noqa: PLC0415 - may not have been built
     except ImportError as error:
-        why = f"not there ({error})"
+        why = "not built" if find_spec(f"{__name__}._scan") is None else f"unusable ({error})"
     else:
         if schema == _scan.SCHEMA:
             return _scan
