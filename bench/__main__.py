@@ -12,6 +12,15 @@ from .results import Report
 from .scene import FULL, QUICK, Scene
 from .sections import batches, blocking, floor, growth, h2load, handoff, load, many, memory, session, waiting
 
+WORDS = """\
+"client" is this project's Python client, with all its checks; "stub" gRPC's public Python stub on ready-made bytes; a
+"light client" sends ready-made bytes with a few microseconds of CPU a call and looks at nothing (HTTP/2 by hand; in the
+section on the floor gRPC's C core without its stub). "As installed" leaves gRPC's settings alone; all other clients and
+stubs have GRPC_EXPERIMENTS as the store sets it for itself. An "echo" is a server that only answers, with as many bytes
+as the store: "fast" on the store's own transport, "aio" on a plain grpc.aio server. "store fast", "store aio": the
+store on either of its transports. All speak over Unix sockets, unless a row says TCP; etcd and Mooncake know TCP alone.
+"""
+
 SECTIONS = {
     "load": load.run,
     "h2load": h2load.run,
@@ -36,6 +45,7 @@ def main() -> int:
     arguments = parser.parse_args()
     report = Report(machine.about())
     print("; ".join(f"{name} {value}" for name, value in report.about.items()), flush=True)
+    print(f"\n{WORDS}", flush=True)
     began = time.monotonic()
     with servers.directory() as directory:
         scene = Scene(QUICK if arguments.quick else FULL, report, directory)

@@ -55,20 +55,11 @@ def _h2load(method: str, measure: str, under: str) -> tuple[Rows, Rows]:
     return (section, "store fast", measure), (section, under, measure)
 
 
-def _batch_gain(report: Report) -> list[float]:
-    over = report.row(batches.section(32), "client, store fast", "put and get")
-    put = report.row(blocking.SECTION, "client, unary", "put p50")
-    get = report.row(blocking.SECTION, "client, unary", "get p50")
-    if over is None or put is None or get is None:
-        return []
-    return [a * (b + c) / 1e6 for a, b, c in zip(over.values, put.values, get.values, strict=False)]
-
-
 def bars() -> list[Bar]:
     """All of them."""
     plain, redis, popped = "stub as installed, plain grpc.aio echo", "Redis", "Redis, RPUSH and BLPOP"
-    in_batches, parked = batches.section(32), handoff.PUT_TO_GET
-    cpu = "server CPU a Put"
+    in_batches, parked = batches.section(batches.BESIDE), handoff.PUT_TO_GET
+    cpu, both = "server CPU a Put", "put and get"
     return [
         *_pairs(load.SECTION, "calls", "store fast", "echo aio", 3.0, at_least=True),
         *_pairs(load.SECTION, "server CPU", "store fast", "echo aio", 1 / 3),
@@ -87,8 +78,14 @@ def bars() -> list[Bar]:
                 ("calls", "echo fast", 0.75, True),
             )
         ),
-        Bar("Put and Get in batches of 32 / unary calls, one in flight, records/s", 10.0, _batch_gain, True),
+        Bar(
+            "Put and Get in batches of 32 / unary calls, one in flight, records/s",
+            10.0,
+            _ratio((in_batches, "client, store fast", both), (in_batches, batches.UNARY, both)),
+            True,
+        ),
         *_pairs(blocking.SECTION, "p50", "client, Session", plain, 0.4),
+        *_pairs(blocking.SECTION, "p50", "client as installed, Session", plain, 0.4),
         *_pairs(blocking.SECTION, "p50", "client, unary", plain, 0.4),
         *_pairs(blocking.SECTION, "p50", "stub, store fast", plain, 0.4),
         *(
@@ -100,7 +97,7 @@ def bars() -> list[Bar]:
         *_pairs(blocking.SECTION, "p50", "client, Session", redis, 1.0),
         *(
             bar
-            for how in ("client, Session", "client, unary")
+            for how in ("client, Session, TCP", "client, unary, TCP")  # as these peers
             for peer in ("etcd", "mooncake")
             for bar in _pairs(blocking.SECTION, "p50", how, peer, 1.0)
         ),

@@ -73,6 +73,12 @@ def gets(rooms: Iterable[int], *, consume: bool = True, wait: float = 0.0) -> li
     return requests
 
 
+def batch_reserve(rooms: Iterable[int]) -> bytes:
+    """A BatchReserveRequest."""
+    requests = [pb.ReserveRequest(key=key(room), owner="bench") for room in rooms]
+    return pb.BatchReserveRequest(requests=requests).SerializeToString()
+
+
 def batch_put(rooms: Iterable[int], tokens: Iterable[bytes], what: record_pb2.HandoffRecord) -> bytes:
     """A BatchPutRequest."""
     requests = [

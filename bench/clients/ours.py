@@ -65,16 +65,31 @@ class Ours:
         return {"capabilities": timed([self._prefill.capabilities] * count)}
 
     def batch(self, size: str, first: int, count: int, batch: int) -> dict[str, Any]:
-        """Puts, then Gets, so many in one call."""
+        """Reserves, Puts, then Gets, so many in one call."""
         rooms = range(first, first + count)
         record = records.record(size)
-        reserved = self._reserve(rooms)
+        reserved: list[Reservation] = []
+
+        def reserve(part: range) -> None:
+            reserved.extend(self._prefill.reserve_many(list(part)))
+
+        reserve_result = timed([partial(reserve, rooms[at : at + batch]) for at in range(0, count, batch)])
         puts: list[Callable[[], Any]] = []
         gets: list[Callable[[], Any]] = []
         for at in range(0, count, batch):
             puts.append(partial(self._prefill.put_many, [(one, record) for one in reserved[at : at + batch]]))
             gets.append(partial(self._decode.get_many, list(rooms[at : at + batch])))
-        return {"put": timed(puts, _all_well), "get": timed(gets, _all_well)}
+        return {"reserve": reserve_result, "put": timed(puts, _all_well), "get": timed(gets, _all_well)}
+
+    def repeat(self, method: str, size: str, room: int, count: int) -> dict[str, Any]:
+        """The same Put, or the same Get that does not consume, over and over."""
+        reservation, record = self._prefill.reserve(room), records.record(size)
+        put = partial(self._prefill.put, reservation, record)
+        put()
+        call = put if method == "put" else partial(self._decode.get, room, consume=False)
+        result = timed([call] * count)
+        self._decode.get(room)
+        return result
 
     def many(self, size: str, first: int, count: int, in_flight: int) -> dict[str, Any]:
         """Puts and Gets by so many threads, each one call after the other; then Puts of other rooms by one thread and

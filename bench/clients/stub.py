@@ -46,10 +46,18 @@ class Stub:
         }
 
     def batch(self, size: str, first: int, count: int, batch: int) -> dict[str, Any]:
-        """Puts, then Gets, so many in one call."""
+        """Reserves, Puts, then Gets, so many in one call; of a store."""
         rooms = range(first, first + count)
-        tokens = self._tokens(rooms)
         record = records.record(size)
+        answers: list[bytes] = []
+        reserve = self._method("BatchReserve")
+
+        def one(request: bytes) -> None:
+            answers.append(reserve(request))
+
+        reserves = [records.batch_reserve(rooms[at : at + batch]) for at in range(0, count, batch)]
+        reserve_result = timed([partial(one, request) for request in reserves])
+        tokens = [each.token for answer in answers for each in pb.BatchReserveResponse.FromString(answer).responses]
         puts, gets = [], []
         for at in range(0, count, batch):
             part = rooms[at : at + batch]
@@ -57,6 +65,7 @@ class Stub:
             gets.append(records.batch_get(part))
         put, get = self._method("BatchPut"), self._method("BatchGet")
         return {
+            "reserve": reserve_result,
             "put": timed([partial(put, request) for request in puts], partial(_all_well, pb.BatchPutResponse)),
             "get": timed([partial(get, request) for request in gets], partial(_all_well, pb.BatchGetResponse)),
         }

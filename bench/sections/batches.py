@@ -1,4 +1,4 @@
-"""Batches from one Python client, one in flight: records a second."""
+"""Batches from one Python client, one in flight: records a second; beside them the same records by unary calls."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from bench.workers import Worker
 
 SIZES = (1, 8, 32, 128)
 PLAIN = "stub and store on plain grpc.aio, both as installed"
+UNARY = "client, store fast, a unary call a record"
+"""Beside batches of `BESIDE`."""
+BESIDE = 32
 LARGE = ("client, store fast", "stub, store fast", PLAIN, "Redis pipeline")
 """Also with hidden states."""
 
@@ -36,9 +39,13 @@ def run(scene: Scene) -> None:
     for _ in range(scene.amount.rounds):
         for size in SIZES:
             count = _count(scene, size)
-            for subject, client in subjects.items():
-                result = client().ask("batch", size=records.SMALL, first=scene.rooms(), count=count, batch=size)
+            for subject, connect in subjects.items():
+                result = connect().ask("batch", size=records.SMALL, first=scene.rooms(), count=count, batch=size)
                 _note(scene, section(size), subject, result, count, size)
+            if size == BESIDE:
+                client = subjects["client, store fast"]()
+                result = client.ask("single", size=records.SMALL, first=scene.rooms(), count=count)
+                _note(scene, section(size), UNARY, result, count, 1)
         count = _count(scene, 32) // 4
         for subject in LARGE:
             if subject in subjects:
@@ -55,6 +62,8 @@ def _count(scene: Scene, size: int) -> int:
 
 def _note(scene: Scene, where: str, subject: str, result: dict[str, dict[str, float]], count: int, size: int) -> None:
     add = scene.report.add
+    if "reserve" in result:
+        add(where, subject, "reserve", "records/s", count / result["reserve"]["seconds"])
     put, get = result["put"]["seconds"], result["get"]["seconds"]
     add(where, subject, "put", "records/s", count / put)
     add(where, subject, "get", "records/s", count / get)

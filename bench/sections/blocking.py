@@ -33,6 +33,7 @@ def run(scene: Scene) -> None:
         subjects["stub as installed, gRPC C++"] = (scene.worker("stub", cpp.address, "echo"), cpp)
     tcp = scene.server("store fast tcp")
     subjects["client, Session, TCP"] = (scene.worker("client", tcp.address, "always", experiments=QUIET), tcp)
+    subjects["client, unary, TCP"] = (scene.worker("client", tcp.address, "never", experiments=QUIET), tcp)
     with ExitStack() as stack:
         found = scene.redis()
         if found is not None:
