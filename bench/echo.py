@@ -2,7 +2,9 @@
 
 `python -m bench.echo fast|aio ADDRESS PUT GET`: every Put is answered by PUT bytes, every Get by GET bytes, which the
 caller makes as large as the store's answers. `fast` is the store's own fast transport, `aio` a plain `grpc.aio` server
-as gRPC's documentation has it, without anything of ours.
+as gRPC's documentation has it, without anything of ours. A message on the stream of `fast` is answered as a Put when it
+is long, else as a Get, right where it arrives, with nothing of ours between gRPC's C core and the answer; `aio` sends
+it back.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from typing import Any
 from pd_handoff_server import process
 
 STORE = "pd_handoff.v1.MetadataStore"
+_LONG = 512  # bytes, that no request but a Put has
 
 
 def main() -> None:
@@ -35,8 +38,8 @@ def _bound(address: str, port: int) -> str:
 
 def _fast(address: str, answers: dict[str, bytes]) -> None:
     import grpc  # noqa: PLC0415 - after `prepare`
+    from pd_handoff_server.rpc.fast import internals  # noqa: PLC0415
     from pd_handoff_server.rpc.fast.front import Front  # noqa: PLC0415
-    from pd_handoff_server.rpc.fast.internals import Loop  # noqa: PLC0415
     from pd_handoff_server.rpc.fast.server import routes  # noqa: PLC0415
     from pd_handoff_server.rpc.gate import UNARY  # noqa: PLC0415
     from pd_handoff_server.rpc.unread import Unread  # noqa: PLC0415
@@ -44,13 +47,36 @@ def _fast(address: str, answers: dict[str, bytes]) -> None:
     def handler(answer: bytes) -> Any:
         return lambda data, call, done: answer
 
+    class Bare(internals.Tag):
+        """A stream of which every message is answered at once."""
+
+        __slots__ = ("_call",)
+
+        def __init__(self, event: Any) -> None:
+            self._call = event.call
+
+        def begin(self) -> None:
+            internals.start_watch(self._call, internals.Step(lambda event: None))
+            internals.start_initial_and_receive(self._call, self)
+
+        def complete(self, event: Any) -> internals.Served | None:
+            message = internals.received(event)
+            if message is None:
+                end = internals.Step(lambda event: self)
+                internals.start_status(self._call, 0, b"", None, end, watched=True, begun=True)
+            else:
+                answer = answers["Put" if len(message) > _LONG else "Get"]
+                internals.start_send_and_receive(self._call, answer, self)
+            return None
+
     calls = SimpleNamespace(handlers={name: handler(answers.get(name, b"")) for name in UNARY})
     gate: Any = SimpleNamespace(
         guard=None, admit=lambda *_: None, calls=calls, ready_calls=lambda: calls, unread=Unread()
     )
     server = grpc.server(futures.ThreadPoolExecutor(1), options=[("grpc.so_reuseport", 0)])
     port = server.add_insecure_port(address)
-    Loop(server, routes(Front(gate, lambda *_: None)), lambda error: print(repr(error), file=sys.stderr)).start()
+    answered = {**routes(Front(gate, lambda *_: None)), f"/{STORE}/Session".encode(): Bare}
+    internals.Loop(server, answered, lambda error: print(repr(error), file=sys.stderr)).start()
     print("serving", _bound(address, port), flush=True)
     server.wait_for_termination()
 

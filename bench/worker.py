@@ -20,6 +20,7 @@ from typing import Any
 SUBJECTS = {
     "stub": "bench.clients.stub",
     "stub-aio": "bench.clients.stub_aio",
+    "core": "bench.clients.core",
     "client": "bench.clients.ours",
     "client-aio": "bench.clients.ours_aio",
     "redis": "bench.clients.redis_peer",

@@ -32,6 +32,17 @@ class Redis:
         self._redis.delete(*keys)
         return {"put": put, "get": get}
 
+    def repeat(self, method: str, size: str, room: int, count: int) -> dict[str, Any]:
+        """The same SET, or the same GET, over and over."""
+        value, key = payload.of(size), b"k%d" % room
+        self._redis.set(key, value)
+        if method == "put":
+            result = timed([partial(self._redis.set, key, value)] * count, bool)
+        else:
+            result = timed([partial(self._redis.get, key)] * count, value.__eq__)
+        self._redis.delete(key)
+        return result
+
     def batch(self, size: str, first: int, count: int, batch: int) -> dict[str, Any]:
         """SET, then GET, in pipelines of so many."""
         value = payload.of(size)
