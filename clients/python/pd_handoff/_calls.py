@@ -5,16 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
-from pd_handoff import _encoded, _requests
+from pd_handoff import _encoded, _many, _requests
+from pd_handoff._integers import shown
 from pd_handoff._steps import Pause, Send, Steps
+from pd_handoff._waits import longest, wait_of
 from pd_handoff.admin import HandoffInfo, HandoffState
 from pd_handoff.capabilities import Capabilities
-from pd_handoff.errors import HandoffError, InvalidRequest, from_item
+from pd_handoff.errors import HandoffError
 from pd_handoff.handoff import Handoff
 from pd_handoff.model import Failure, GetItem, Key, Published, Reservation, ReserveItem, Widths
 from pd_handoff.record import Record
@@ -24,8 +26,6 @@ from pd_handoff.v1 import metadata_store_pb2 as pb
 
 AnyRecord = Record | record_pb2.HandoffRecord
 _LARGEST_PAGE = 1000
-_SURE_BATCH = 32
-"""Items of a batch that are sent without asking first how many the store takes."""
 
 
 @dataclass(frozen=True)
@@ -196,20 +196,36 @@ class Calls:
 
     def put_many(self, items: Iterable[tuple[Reservation, AnyRecord]]) -> Steps[list[Published | HandoffError]]:
         """BatchPut."""
-        requests = [self.put_request(held, record) for held, record in items]
-        return (yield from self._parts(_PUTS, requests))
+        requests: list[pb.PutRequest] = []
+        refused: dict[int, HandoffError] = {}
+        for index, item in enumerate(items):
+            try:
+                held, record = item
+            except (TypeError, ValueError):
+                raise TypeError(f"items[{index}]: must be a reservation and a record, not {shown(item)}") from None
+            try:
+                requests.append(self.put_request(held, record))
+            except HandoffError as error:
+                refused[index] = error.with_traceback(None)
+            except TypeError as error:
+                raise TypeError(f"items[{index}]: {error}") from error
+        return (yield from _many.outcomes(self, _many.PUTS, requests, refused))
 
     def put_request(self, reservation: Reservation, record: AnyRecord) -> pb.PutRequest:
-        """What a Put by token sends."""
+        """What a Put by token sends. Raises TypeError for what is no reservation or no record."""
+        try:
+            where, token = reservation.key, reservation.token
+        except AttributeError:
+            raise TypeError(f"put takes a Reservation, then a Record; the first is {shown(reservation)}") from None
         if not self.encodes:
-            return _requests.put_request(self.key(reservation.key), record, reservation.token)
-        key = _encoded.key(reservation.key, self.namespace)
-        return cast(pb.PutRequest, _encoded.put(key, reservation.token, _requests.record_message(record)))
+            return _requests.put_request(self.key(where), record, token)
+        key = _encoded.key(where, self.namespace)
+        return cast(pb.PutRequest, _encoded.put(key, token, _requests.record_message(record)))
 
     def put_all(self, requests: list[pb.PutRequest]) -> Steps[list[Published | HandoffError]]:
         """Put of one, BatchPut of several."""
         if len(requests) > 1:
-            return (yield from self._parts(_PUTS, requests))
+            return (yield from _many.outcomes(self, _many.PUTS, requests))
         try:
             return [Published.from_proto((yield from self.ask("Put", requests[0])))]
         except HandoffError as error:
@@ -226,77 +242,22 @@ class Calls:
         expected_store_epoch: str | None,
     ) -> Steps[list[Handoff | HandoffError]]:
         """BatchGet."""
-        requests = []
-        for given in items:
+        requests: list[pb.GetRequest] = []
+        refused: dict[int, HandoffError] = {}
+        for index, given in enumerate(items):
             key: Any = given
             which, reader = attempt, reader_id
             if isinstance(given, GetItem):
                 key = given.key
                 which = attempt if given.attempt is None else given.attempt
                 reader = reader_id if given.reader_id is None else given.reader_id
-            requests.append(self.get_request(key, which, max_wait, consume, reader, expected_store_epoch))
-        return (yield from self._parts(_GETS, requests))
-
-    def _parts(self, batch: _Batch, requests: list[Any]) -> Steps[list[Any]]:
-        """As many batches as it takes, one after the other; what an earlier one waited is taken off the waits of the
-        later ones."""
-        answers: list[Any] = []
-        size, began = len(requests), self.clock()
-        if size > _SURE_BATCH:
-            size = self.learned.get("max_batch", 0) or (yield from self._learn())
-        while len(answers) < len(requests):  # each turn answers some, or makes batches smaller
-            part = requests[len(answers) : len(answers) + size]
-            if answers:
-                for request in part:
-                    _requests.shorten_waits(wait_of(request), self.clock() - began)
             try:
-                answers += yield from self._each(batch, part)
-            except InvalidRequest as error:
-                if not any(violation.field == "requests" for violation in error.violations):
-                    raise
-                size = yield from self._learn()  # too many for this store
-                if size >= len(part):
-                    raise
-        return answers
-
-    def _learn(self) -> Steps[int]:
-        """How many items a batch may have, as the store says now."""
-        size = max((yield from self.capabilities(None, None)).max_batch, 1)
-        self.learned["max_batch"] = size
-        return size
-
-    def _each(self, batch: _Batch, requests: list[Any]) -> Steps[list[Any]]:
-        """A batch whose items succeed or fail alone; items that a retry can help (a drain woke them) are asked
-        again."""
-        answers: list[Any] = [None] * len(requests)
-        pending = list(range(len(requests)))
-        outage = Outage(self.retries)
-        while pending:  # ends with the outage's budget
-            began = self.clock()
-            part = [requests[index] for index in pending]
-            if isinstance(part[0], _encoded.Encoded):
-                message, waits = cast(Message, _encoded.batch(part)), []
-            else:
-                message = batch.request(requests=part)
-                waits = [wait for one in message.requests for wait in wait_of(one)]
-            response = yield from self.ask(batch.method, message, waits)
-            again, last = [], None
-            for index, result in zip(pending, response.results, strict=True):
-                if result.HasField("response"):
-                    answers[index] = batch.made(result.response)
-                    continue
-                answers[index] = refused = from_item(result.error)
-                if outage.wants(refused):
-                    again.append(index)
-                    last = refused
-            pause = None if last is None else outage.pause(last, began, self.clock())
-            if pause is None:
-                break
-            yield Pause(pause)
-            pending, elapsed = again, self.clock() - began
-            for index in pending:
-                _requests.shorten_waits(wait_of(requests[index]), elapsed)
-        return answers
+                requests.append(self.get_request(key, which, max_wait, consume, reader, expected_store_epoch))
+            except HandoffError as error:
+                if not refused:  # what is wrong with the call, not with this item, is raised here
+                    self.get_request(0, attempt, max_wait, consume, reader_id, expected_store_epoch)
+                refused[index] = error.with_traceback(None)
+        return (yield from _many.outcomes(self, _many.GETS, requests, refused))
 
     def list_handoffs(
         self, namespace: str | None, states: Iterable[HandoffState], limit: int
@@ -321,29 +282,3 @@ class Calls:
         response = yield from self.ask("GetHandoff", request)
         record = Record.from_proto(response.record) if response.HasField("record") else None
         return HandoffInfo.from_proto(response.handoff, record)
-
-
-class _Batch(NamedTuple):
-    """A batch call: its name, its message, and what becomes of an item's answer."""
-
-    method: str
-    request: Callable[..., Any]
-    made: Callable[[Any], Any]
-
-
-_PUTS = _Batch("BatchPut", pb.BatchPutRequest, Published.from_proto)
-_GETS = _Batch("BatchGet", pb.BatchGetRequest, Handoff)
-
-
-def wait_of(request: Any) -> tuple[Duration, ...]:
-    """The max_wait inside a request, if it has one."""
-    if isinstance(request, _encoded.Encoded):
-        return ()
-    if isinstance(request, pb.PutRequest):
-        return wait_of(request.reserve) if request.HasField("reserve") else ()
-    return (request.max_wait,) if request.HasField("max_wait") else ()
-
-
-def longest(waits: Sequence[Duration]) -> float:
-    """Seconds; 0 for none."""
-    return max(0.0, *(duration.seconds + duration.nanos / 1e9 for duration in waits)) if waits else 0.0

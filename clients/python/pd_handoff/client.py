@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pd_handoff import _channel, _steps
 from pd_handoff._adaptive import SessionMode
 from pd_handoff._base import BaseClient
-from pd_handoff._calls import AnyRecord, longest, wait_of
+from pd_handoff._calls import AnyRecord
 from pd_handoff._prefill import Prefill
 from pd_handoff._requests import reservation_of
 from pd_handoff._session import SessionTransport
 from pd_handoff._soon import Soon
 from pd_handoff._transport import GrpcTransport, Transport
+from pd_handoff._waits import longest, wait_of
 from pd_handoff.admin import HandoffInfo, HandoffState
 from pd_handoff.capabilities import Capabilities
 from pd_handoff.errors import HandoffError
@@ -132,7 +133,7 @@ class PrefillClient(_HandoffClient):
         """Publishes the record, whole or not at all; a refused one can be mended and put again.
 
         Raises TopLogprobsOverflow, FieldOverflow, InvalidRecord, RecordImmutable, StaleReservation, ReservationExpired,
-        HandoffAborted."""
+        HandoffAborted; TypeError for what is no reservation or no record."""
         return Published.from_proto(self._ask("Put", self._calls.put_request(reservation, record)))
 
     def put_once(
@@ -195,7 +196,7 @@ class PrefillClient(_HandoffClient):
         at a time). The record is read before this returns, so its arrays may be used again. Whatever `put` would
         raise for the record is the future's exception. `close` sends what is left.
 
-        Raises ClientClosed; TypeError for what is no record."""
+        Raises ClientClosed; TypeError for what is no reservation or no record."""
         try:
             request = self._calls.put_request(reservation, record)
         except HandoffError as error:
@@ -211,8 +212,13 @@ class PrefillClient(_HandoffClient):
         super().close()
 
     def put_many(self, items: Iterable[tuple[Reservation, AnyRecord]]) -> list[Published | HandoffError]:
-        """Puts many; each succeeds or fails alone, in order. More than the store takes at a time go as
-        several batches, one after the other."""
+        """Puts many; each succeeds or fails alone, in order: an InvalidRecord, too, is the outcome of its item alone.
+        More than the store takes at a time go as several batches, one after the other. Once something was answered, a
+        failure of a whole batch is the outcome of each of its items, and of all after it, unsent, when it is one that
+        they would meet, too (no answer, draining, closed, no permission).
+
+        Raises the failure while nothing was answered yet; TypeError, before anything is sent, for what is no
+        reservation or no record (`items[1]: ...`)."""
         return self._run(self._calls.put_many(items))
 
     def prefill(
@@ -308,8 +314,13 @@ class DecodeClient(_HandoffClient):
         reader_id: str | None = None,
         expected_store_epoch: str | None = None,
     ) -> list[Handoff | HandoffError]:
-        """Gets many; each succeeds or fails alone, in order; returns when all have their answer. More than
-        the store takes at a time go as several batches, one after the other."""
+        """Gets many; each succeeds or fails alone, in order: an InvalidRequest of one key, too, is the outcome of its
+        item alone. Returns when all have their answer. More than the store takes at a time go as several batches, one
+        after the other. Once something was answered, a failure of a whole batch is the outcome of each of its items,
+        and of all after it, unsent, when it is one that they would meet, too (no answer, draining, closed, no
+        permission): the same reader can ask for those again.
+
+        Raises the failure while nothing was answered yet; InvalidRequest for an option that no item can have."""
         return self._run(
             self._calls.get_many(
                 items,
