@@ -7,6 +7,7 @@ one process and leaves its monotonic clock alone.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from tests.support.failures import CallFailed
 from tests.support.process import ProcessStore
 from tests.support.steps import Steps
 
-from .common import WIDTHS, Options, Report, Scenario, differences, record_of
+from .common import WIDTHS, Options, Report, Scenario, differences, on_each_transport, record_of
 from .outside import QUIET, metrics
 
 YEAR = 365 * 86400
@@ -31,14 +32,14 @@ LIBRARIES = ("/usr/lib/*/faketime/libfaketimeMT.so.1", "/usr/lib/faketime/libfak
 
 
 def run(options: Options) -> Report:
-    """Both; the second where libfaketime is installed."""
+    """Both; the second where libfaketime is installed, on each transport."""
     report = Report()
     _injected(report)
     library = next(_libraries(), None)
     if library is None:
         report.count("a real process under faketime: unavailable because libfaketime is not installed")
     else:
-        _faked(options, report, library)
+        on_each_transport(options, report, partial(_faked, library))
     return report
 
 
@@ -101,10 +102,11 @@ class FakedWall:
         fresh.rename(self._file)
 
 
-def _faked(options: Options, report: Report, library: str) -> None:
+def _faked(library: str, options: Options, report: Report, transport: str) -> None:
     wall = FakedWall(library, options.directory)
     arena = options.directory / "arena"
     settings: dict[str, Any] = {**WIDTHS, **QUIET, "slots": 16, "lease_min": 0.05, "arena_file": arena}
+    settings["transport"] = transport
     listen, environment = f"unix:{options.directory / 's'}", wall.environment
     rooms = list(range(len(JUMPS) * options.times(short=1, long=10)))
     with ProcessStore(listen, environment=environment, **settings).wait() as store:

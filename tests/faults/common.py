@@ -12,7 +12,7 @@ import random
 import struct
 from array import array
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +148,10 @@ def _same(one: object, other: object) -> bool:
 # -- scenarios ---------------------------------------------------------------------------------------------------------
 
 
+TRANSPORTS = ("fast", "aio")
+"""What carries calls to a store."""
+
+
 @dataclass(frozen=True)
 class Options:
     """How a scenario is run.
@@ -155,9 +159,10 @@ class Options:
     Attributes:
         short: in its short form, of a few seconds.
         seed: of its random choices.
-        rounds: how often it breaks something; None: as often as the form has it.
+        rounds: how often it breaks something, on each transport; None: as often as the form has it.
         directory: for its files; empty, with a short path, and gone afterwards.
         say: told of progress.
+        transports: of the stores that it breaks.
     """
 
     short: bool
@@ -165,6 +170,7 @@ class Options:
     directory: Path
     rounds: int | None = None
     say: Callable[[str], None] = lambda text: None
+    transports: tuple[str, ...] = TRANSPORTS
 
     def times(self, short: int, long: int) -> int:
         """How many rounds."""
@@ -199,6 +205,19 @@ class Report:
         """A fault, unless it holds."""
         if not holds:
             self.fault(sentence)
+
+
+def on_each_transport(options: Options, report: Report, play: Callable[[Options, Report, str], None]) -> None:
+    """`play(options, report, transport)` on each transport in turn, with a directory and a report of its own."""
+    for transport in options.transports:
+        directory = options.directory / transport
+        directory.mkdir()
+        own = Report()
+        play(replace(options, directory=directory), own, transport)
+        for name, number in own.figures.items():
+            report.count(name, number)
+        report.faults.extend(f"{transport}: {fault}" for fault in own.faults)
+        options.say(f"on {transport}: {own.figures}")
 
 
 @dataclass(frozen=True)

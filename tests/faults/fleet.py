@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import subprocess
 import sys
@@ -82,26 +83,32 @@ class Worker:
 
 
 class Fleet:
-    """One store and some workers on a Unix socket.
+    """One store and some workers on a Unix socket. Lives of the store are on each transport in turn.
 
     Attributes:
         store: the present life of the store.
+        transport: of that life.
         settings: of the store; `arena_file` among them or not.
         inbox: what workers say.
     """
 
-    def __init__(self, directory: Path, prefills: int, decodes: int, **settings: Any) -> None:
+    def __init__(
+        self, directory: Path, prefills: int, decodes: int, transports: tuple[str, ...], **settings: Any
+    ) -> None:
         self.target = f"unix:{directory / 's'}"
         self.settings = settings
+        self._transports = itertools.cycle(transports)
         self.inbox: SimpleQueue[Message] = SimpleQueue()
         self.admin = AdminClient(self.target)
         self.store = self.start_store()
         self.prefills = [Worker("prefill", f"prefill-{n}", self.target, self.inbox) for n in range(prefills)]
         self.decodes = [Worker("decode", f"decode-{n}", self.target, self.inbox) for n in range(decodes)]
 
-    def start_store(self) -> ProcessStore:
-        """A new life of the store; it is not SERVING yet."""
-        self.store = ProcessStore(self.target, **self.settings)
+    def start_store(self, *, again: bool = False) -> ProcessStore:
+        """A new life of the store, on the next transport or `again` on the same; it is not SERVING yet."""
+        if not again:
+            self.transport = next(self._transports)
+        self.store = ProcessStore(self.target, transport=self.transport, **self.settings)
         return self.store
 
     def epoch(self) -> str:

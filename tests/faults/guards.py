@@ -1,11 +1,13 @@
 """What each guard is for: it is removed from a copy of the service, and the harness must notice.
 
 For each guard one small edit of the source, made in a copy that nothing else uses; then the scenario or test that is to
-catch it runs against that copy. First each of these runs against a copy without any edit, where it must find nothing.
+catch it runs against that copy. First each of these runs against a copy without any edit, where it must find nothing,
+on each transport. What is guarded is the same for both, so the guards are removed beneath one and the other in turn.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shutil
@@ -216,9 +218,9 @@ def run(options: Options) -> Report:
             outcome = attempt(options.directory, None, caught_by)
             report.expect(not outcome.noticed, f"{' '.join(caught_by)} fails with every guard: {outcome.sentence}")
             report.count("runs with every guard in place")
-    for guard in chosen:
+    for guard, transport in zip(chosen, itertools.cycle(options.transports), strict=False):
         try:
-            outcome = attempt(options.directory, guard, guard.caught_by)
+            outcome = attempt(options.directory, guard, _on(transport, guard.caught_by))
         except (LookupError, RuntimeError, subprocess.TimeoutExpired) as failed:
             report.fault(f"{guard.name}: {failed}")
             continue
@@ -227,6 +229,10 @@ def run(options: Options) -> Report:
         report.expect(outcome.noticed, f"not noticed: {guard.name}")
         report.count("guards removed and noticed")
     return report
+
+
+def _on(transport: str, caught_by: tuple[str, ...]) -> tuple[str, ...]:
+    return (*caught_by, "--transport", transport) if caught_by[0] == "tests.faults" else caught_by
 
 
 def _title(guard: Guard) -> str:

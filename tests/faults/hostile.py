@@ -50,7 +50,7 @@ def attack(target: Target, options: Options) -> None:
 def run(options: Options) -> Report:
     """Everything, on each transport, and a second time: what is kept for good would show."""
     report = Report()
-    for transport in ("fast", "aio"):
+    for transport in options.transports:
         with ProcessStore("127.0.0.1:0", transport=transport, **SETTINGS).wait() as store:
             target = Target(store, report, transport, options.say)
             for number in range(1 if options.short else 3):

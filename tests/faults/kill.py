@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import threading
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -71,6 +72,7 @@ class Conductor:
     jobs: dict[int, Job] = field(default_factory=dict)
     _rooms: Any = field(default_factory=itertools.count)
     _numbers: Any = field(default_factory=itertools.count)
+    _victims: list[str] = field(default_factory=list)
 
     # -- giving out work -----------------------------------------------------------------------------------------------
 
@@ -222,17 +224,29 @@ class Conductor:
         report.faults.extend(fleet.failures())
         fleet.start_store()
         while self.rng.random() < 0.2:
-            self.pump(self.rng.uniform(0, 2.5))
+            self._let_it_start(self.rng.uniform(0, 2.5))
             fleet.store.close()
             report.count("kills of a starting store")
-            fleet.start_store()
+            fleet.start_store(again=True)
         former, self.epoch = self.epoch, fleet.epoch()
         self.store_life += 1
+        report.count(f"lives of the store on {fleet.transport}")
         report.expect((self.epoch == former) == self.kept, f"the epoch was {former}, and is {self.epoch}")
         if not self.kept:
             for request in list(self.open.values()):
                 if request.published not in (None, self.epoch):
                     self._lost_with_the_store(request)
+
+    def _let_it_start(self, seconds: float) -> None:
+        """For so long, which it may or may not take.
+
+        With a file its epoch is the same, so work goes on. Without one, it may serve, and tell workers rightly of an
+        epoch that nobody here can know yet: what they say is left where it is until there is something to judge it by.
+        """
+        if self.kept:
+            self.pump(seconds)
+        else:
+            threading.Event().wait(seconds)
 
     def next_round(self) -> None:
         """Let late readers come, then kill somebody."""
@@ -242,11 +256,12 @@ class Conductor:
                 if not request.late:
                     self.read(request)
         self.pump(self.rng.uniform(0, 0.4))
-        victim = self.rng.random()
-        if victim < 0.5:
+        self._victims = self._victims or self.rng.sample(("store", "store", "prefill", "decode"), 4)
+        victim = self._victims.pop()
+        if victim == "store":
             self.kill_store()
         else:
-            self.kill_worker(self.rng.choice(self.fleet.prefills if victim < 0.75 else self.fleet.decodes))
+            self.kill_worker(self.rng.choice(self.fleet.prefills if victim == "prefill" else self.fleet.decodes))
 
     def finish(self) -> None:
         """Nobody dies any more: everything must end, and every slot come back."""
@@ -284,7 +299,8 @@ def play(options: Options, report: Report, *, kept: bool, rounds: int) -> None:
     directory.mkdir()
     if kept:
         settings["arena_file"] = directory / "arena"
-    with Fleet(directory, 2, 2, **settings) as fleet:
+    with Fleet(directory, 2, 2, options.transports, **settings) as fleet:
+        report.count(f"lives of the store on {fleet.transport}")
         conductor = Conductor(fleet, report, options.random(directory.name), kept, fleet.epoch())
         for number in range(rounds):
             conductor.next_round()

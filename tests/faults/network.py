@@ -21,7 +21,7 @@ from tests.support.process import ProcessStore
 from tests.support.waits import eventually
 
 from . import traffic
-from .common import WIDTHS, Options, Report, Scenario, differences, record_of
+from .common import WIDTHS, Options, Report, Scenario, differences, on_each_transport, record_of
 from .fleet import REPOSITORY
 from .namespaces import STORE, Cable, UnavailableError, inside
 from .outside import QUIET, metrics
@@ -124,7 +124,7 @@ class LostAnswers:
 
 def _disturbed(store: ProcessStore, proxy: Proxy, options: Options, report: Report) -> None:
     """Hand-offs while connections are delayed, stalled and reset at random moments."""
-    count, over = options.times(short=200, long=5000), threading.Event()
+    count, over = options.times(short=100, long=5000), threading.Event()
     rng = options.random("proxy")
     breaker = threading.Thread(target=_disturb, args=(proxy, rng, over, report), daemon=True)
     breaker.start()
@@ -192,14 +192,14 @@ def _half_open(store: ProcessStore, proxy: Proxy, options: Options, report: Repo
 # -- namespaces --------------------------------------------------------------------------------------------------------
 
 
-def _over_a_cable(options: Options, report: Report) -> None:
+def _over_a_cable(options: Options, report: Report, transport: str) -> None:
     """Hand-offs between two namespaces while the cable is pulled, narrowed, and loses packets."""
     try:
         cable = Cable()
     except UnavailableError as reason:
         report.count(f"network namespaces: unavailable because {reason}")
         return
-    settings: dict[str, Any] = {**WIDTHS, "slots": SLOTS, "insecure": "yes"}
+    settings: dict[str, Any] = {**WIDTHS, "slots": SLOTS, "insecure": "yes", "transport": transport}
     with cable:
         with inside(cable.store):
             # The Unix socket is for us: it is reached from any namespace.
@@ -257,18 +257,22 @@ def _hurt(cable: Cable, kind: str, rng: random.Random, report: Report) -> None:
 
 
 def run(options: Options) -> Report:
-    """Both halves."""
+    """Both halves, on each transport."""
     report = Report()
-    settings: dict[str, Any] = {**WIDTHS, **QUIET, "slots": SLOTS}
+    on_each_transport(options, report, _halves)
+    return report
+
+
+def _halves(options: Options, report: Report, transport: str) -> None:
+    settings: dict[str, Any] = {**WIDTHS, **QUIET, "slots": SLOTS, "transport": transport}
     with ProcessStore("127.0.0.1:0", **settings).wait() as store, Proxy(store.target) as proxy:
-        LostAnswers(store, proxy, report).play(10**7, 2 if options.short else 50)
+        LostAnswers(store, proxy, report).play(10**7, 1 if options.short else 50)
         options.say(f"lost answers: {report.figures}")
         _disturbed(store, proxy, options, report)
         options.say(f"through the proxy: {report.figures}")
         _half_open(store, proxy, options, report)
         options.say(f"half open: {report.figures}")
-    _over_a_cable(options, report)
-    return report
+    _over_a_cable(options, report, transport)
 
 
 SCENARIO = Scenario("network", "delay, stall, reset, half-open, lost answers; links pulled, narrowed and lossy", run)

@@ -18,7 +18,7 @@ from pd_handoff import DecodeClient, Failure, HandoffError, Key, PrefillClient, 
 
 from tests.support.process import ProcessStore
 
-from .common import WIDTHS, Options, Report, Scenario, differences, record_of
+from .common import WIDTHS, Options, Report, Scenario, differences, on_each_transport, record_of
 from .fleet import REPOSITORY
 from .outside import QUIET, metrics
 
@@ -144,14 +144,20 @@ class Round:
 
 
 def run(options: Options) -> Report:
-    """As many stops as `rounds` says, and one of the store itself."""
+    """As many stops as `rounds` says, and one of the store itself, on each transport."""
     report = Report()
-    settings: dict[str, Any] = {**WIDTHS, **QUIET, "slots": 64, "lease_min": 0.05, "consumed_grace": 1}
+    on_each_transport(options, report, _stops)
+    return report
+
+
+def _stops(options: Options, report: Report, transport: str) -> None:
+    times = {"lease_min": 0.05, "consumed_grace": 1}
+    settings: dict[str, Any] = {**WIDTHS, **QUIET, **times, "slots": 64, "transport": transport}
     with (
         ProcessStore(f"unix:{options.directory / 's'}", **settings).wait() as store,
         Producer(store.target) as producer,
     ):
-        rounds = options.times(short=2, long=60)
+        rounds = options.times(short=1, long=60)
         for number in range(rounds):
             Round(number, store, report).play(producer)
             report.count("stops of a producer")
@@ -161,7 +167,6 @@ def run(options: Options) -> Report:
         report.expect(free == 64, f"{64 - free} slots lost")
         waiting = metrics(store)['pd_handoff_waiters{kind="record"}']
         report.expect(waiting == 0, f"{waiting:g} calls wait when all is over")
-    return report
 
 
 def _stop_store(store: ProcessStore, report: Report) -> None:

@@ -20,7 +20,7 @@ from tests.support.steps import Steps
 from tests.support.waits import eventually
 
 from . import damage
-from .common import WIDTHS, Options, Report, Scenario
+from .common import WIDTHS, Options, Report, Scenario, on_each_transport
 from .lane import WAIT, Course, Lane
 from .outside import QUIET, Rows, metrics
 
@@ -117,21 +117,27 @@ def _lanes(store: ProcessStore, options: Options, count: int, report: Report) ->
 
 
 def run(options: Options) -> Report:
-    """As many hand-offs as `rounds` says."""
+    """As many hand-offs as `rounds` says, on each transport."""
     report = Report()
+    on_each_transport(options, report, _soak)
+    return report
+
+
+def _soak(options: Options, report: Report, transport: str) -> None:
     settings: dict[str, Any] = {
         **WIDTHS,
         **QUIET,
+        "transport": transport,
         "slots": SLOTS,
         "lease_min": 0.01,
         "consumed_grace": 2.0,
         "arena_file": options.directory / "arena",
     }
     with ProcessStore(f"unix:{options.directory / 's'}", **settings).wait() as store:
-        _lanes(store, options, options.times(short=1_800, long=100_000), report)
+        _lanes(store, options, options.times(short=900, long=100_000), report)
         if store.process.poll() is not None:
             report.expect(bool(report.faults), "the store has ended")
-            return report
+            return
         steps = store.steps()
         report.expect(steps.free == SLOTS, f"{SLOTS - steps.free} slots lost")
         report.count("slots lost", SLOTS - steps.free)
@@ -149,7 +155,6 @@ def run(options: Options) -> Report:
         report.expect(rows.residues() == 0, f"{rows.residues()} rows still hold what their last owner wrote")
         if not report.faults:  # it needs free slots
             damage.break_rows(steps, rows, report)
-    return report
 
 
 SCENARIO = Scenario("soak", "a mix of every fate over eight slots, each record compared field by field", run)
