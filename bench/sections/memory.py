@@ -6,6 +6,10 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
 
 from bench import http2, records, servers
 from bench.scene import NARROW, Scene
@@ -19,36 +23,77 @@ ROW = "memory a row, of rows just wide enough for 15.9 KB"
 SLOTS = (1024, 8192)
 
 
+class Memory(NamedTuple):
+    """Bytes of a process: all that is resident, and how much of it no file stands behind."""
+
+    resident: int
+    anonymous: int
+
+    @classmethod
+    def of(cls, process: Process) -> Memory:
+        """As the kernel counts it now. The kernel's running totals lag behind; this adds up the pages themselves."""
+        rollup = Path(f"/proc/{process.popen.pid}/smaps_rollup").read_text()
+        return cls(*(int(rollup.partition(f"\n{name}:")[2].split()[0]) * 1024 for name in ("Rss", "Anonymous")))
+
+
 def run(scene: Scene) -> None:
     """In turns between a process that only imports, and stores of two sizes; what a row takes is their difference."""
     planned = _planned()
     with servers.directory() as directory:
-        for round_ in range(max(scene.amount.rounds // 2, 1)):
-            began = time.perf_counter()
-            floor = subprocess.Popen(
-                [sys.executable, "-c", _FLOOR], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-            )
-            assert floor.stdout is not None
-            floor.stdout.readline()
-            _note(scene, "floor: import torch and grpc", Process(floor, ""), time.perf_counter() - began, 0)
-            assert floor.stdin is not None
-            floor.stdin.close()
-            floor.wait()
+        _warm(f"unix:{directory}/warm")
+        for round_ in range(scene.amount.rounds):
+            floor = _floor(scene)
             full = {}
             for count in SLOTS:
                 began = time.perf_counter()
                 with servers.store(f"unix:{directory}/{round_}-{count}", slots=count, bare=True, **NARROW) as process:
                     seconds = time.perf_counter() - began
-                    _note(scene, f"store of {count:,} rows", process, seconds, process.told["arena_bytes"])
-                    _fill(process, scene.rooms(), count)
-                    full[count] = process.resident()
-                    scene.report.add(
-                        SECTION, f"store of {count:,} rows", "resident when full", "MiB", full[count] / _MIB
-                    )
-            few, many = SLOTS
-            held = (full[many] - full[few]) / (many - few)
-            scene.report.add(ROW, "resident, the store being full", "a row", "bytes", held)
-            scene.report.add(ROW, "pd-handoff plan", "a row", "bytes", planned)
+                    subject, memory = f"store of {count:,} rows", Memory.of(process)
+                    arena = process.told["arena_bytes"]
+                    _note(scene, subject, memory, seconds, arena)
+                    _note_above(scene, subject, memory, floor, arena)
+                    if round_ % 2 == 0:  # it takes longest, and varies least
+                        _fill(process, scene.rooms(), count)
+                        full[count] = Memory.of(process).resident
+                        scene.report.add(SECTION, subject, "resident when full", "MiB", full[count] / _MIB)
+            if full:
+                few, many = SLOTS
+                held = (full[many] - full[few]) / (many - few)
+                scene.report.add(ROW, "resident, the store being full", "a row", "bytes", held)
+                scene.report.add(ROW, "pd-handoff plan", "a row", "bytes", planned)
+
+
+def _warm(where: str) -> None:
+    """Start each once: then all files are in the page cache, and Python's own are compiled.
+
+    A process that finds a file in the cache maps several of its pages at a time, so the first ones hold fewer.
+    """
+    with _imports():
+        pass
+    with servers.store(where, slots=SLOTS[0], bare=True, **NARROW):
+        pass
+
+
+@contextmanager
+def _imports() -> Iterator[Process]:
+    """The floor, once it has imported."""
+    popen = subprocess.Popen([sys.executable, "-c", _FLOOR], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert popen.stdout is not None
+        if popen.stdout.readline() != "serving\n":
+            raise RuntimeError("torch and grpc cannot be imported")
+        yield Process(popen, "")
+    finally:
+        popen.communicate(timeout=60)
+
+
+def _floor(scene: Scene) -> Memory:
+    began = time.perf_counter()
+    with _imports() as process:
+        seconds = time.perf_counter() - began
+        memory = Memory.of(process)
+    _note(scene, "floor: import torch and grpc", memory, seconds, 0)
+    return memory
 
 
 def _planned() -> float:
@@ -68,11 +113,18 @@ def _fill(process: Process, first: int, rows: int) -> None:
             raise RuntimeError(f"a store of {rows:,} rows did not take {rows:,} records")
 
 
-def _note(scene: Scene, subject: str, process: Process, seconds: float, arena: int) -> None:
+def _note(scene: Scene, subject: str, memory: Memory, seconds: float, arena: int) -> None:
     add = scene.report.add
     add(SECTION, subject, "start", "s", seconds)
-    add(SECTION, subject, "resident", "MiB", process.resident() / _MIB)
+    add(SECTION, subject, "resident", "MiB", memory.resident / _MIB)
+    add(SECTION, subject, "anonymous", "MiB", memory.anonymous / _MIB)
     add(SECTION, subject, "arena", "MiB", arena / _MIB)
-    floor = scene.report.row(SECTION, "floor: import torch and grpc", "resident")
-    if arena and floor is not None:
-        add(SECTION, subject, "above arena and floor", "MiB", (process.resident() - arena) / _MIB - floor.median)
+
+
+def _note_above(scene: Scene, subject: str, memory: Memory, floor: Memory, arena: int) -> None:
+    """Of one pair. Anonymous is what a store adds to a machine: pages of files are there once for all processes."""
+    for measure, more in (
+        ("above arena and floor", memory.resident - floor.resident),
+        ("of it anonymous", memory.anonymous - floor.anonymous),
+    ):
+        scene.report.add(SECTION, subject, measure, "MiB", (more - arena) / _MIB)
