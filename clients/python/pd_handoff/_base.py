@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from pd_handoff import _bearer, _channel
 from pd_handoff._adaptive import SessionMode, check_mode
 from pd_handoff._calls import Calls
+from pd_handoff._integers import shown
 from pd_handoff._requests import new_name
 from pd_handoff.retries import Retries
 from pd_handoff.v1 import metadata_store_pb2 as pb
@@ -22,6 +23,7 @@ TransportT = TypeVar("TransportT")
 
 # One a process, so that all clients of one instance agree on it; milliseconds, so that a quick restart is a later one.
 _PROCESS_EPOCH = time.time_ns() // 1_000_000
+_LONGEST_DELAY = 60  # seconds
 
 
 class BaseClient(Generic[TransportT]):
@@ -47,7 +49,7 @@ class BaseClient(Generic[TransportT]):
         session: whether single calls share one long-lived stream, which costs a fraction of a call each: "auto" after
             the first few calls, where it works, and not with `metadata`, of which a stream has only one; "always"; or
             "never".
-        put_soon_delay: seconds that `put_soon` may keep a record back to send it with others.
+        put_soon_delay: seconds, up to 60, that `put_soon` may keep a record back to send it with others.
         transport: another way to carry calls; then target, credentials, token, insecure_token, metadata, options and
             session are not used.
 
@@ -73,13 +75,13 @@ class BaseClient(Generic[TransportT]):
         put_soon_delay: float = 0.0005,
         transport: TransportT | None = None,
     ) -> None:
-        if not (timeout > 0 and math.isfinite(timeout)):
-            raise ValueError(f"timeout must be a positive number of seconds, is {timeout}")
+        if not (_is_finite(timeout) and timeout > 0):
+            raise ValueError(f"timeout must be a positive number of seconds, is {shown(timeout)}")
         if epoch is not None and instance_id is None:
             raise ValueError("epoch needs an instance_id")
         check_mode(session)
-        if not (put_soon_delay >= 0 and math.isfinite(put_soon_delay)):
-            raise ValueError(f"put_soon_delay must be seconds, is {put_soon_delay}")
+        if not (_is_finite(put_soon_delay) and 0 <= put_soon_delay <= _LONGEST_DELAY):
+            raise ValueError(f"put_soon_delay must be seconds from 0 to {_LONGEST_DELAY}, is {shown(put_soon_delay)}")
         producer = None
         if instance_id is not None:
             producer = pb.Producer(instance_id=instance_id, epoch=_PROCESS_EPOCH if epoch is None else epoch)
@@ -113,3 +115,10 @@ class BaseClient(Generic[TransportT]):
         session: SessionMode,
     ) -> TransportT:
         """The transport of this face."""
+
+
+def _is_finite(value: object) -> bool:
+    try:
+        return math.isfinite(value)  # type: ignore[arg-type]
+    except (TypeError, OverflowError):
+        return False

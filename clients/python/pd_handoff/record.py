@@ -14,9 +14,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
 from google.protobuf import json_format
+from google.protobuf.descriptor import FieldDescriptor
 
 from pd_handoff import _arrays, _json
 from pd_handoff._arrays import Float, Floats, Int, Ints, UnfitError
+from pd_handoff._integers import shown
 from pd_handoff.errors import invalid_record
 from pd_handoff.tensor import Tensor
 from pd_handoff.v1 import record_pb2 as pb
@@ -28,6 +30,14 @@ _VALUES = b"\x0a"  # Logprobs.values
 _LOGPROB = b"\x15"  # SampledToken.logprob
 _MASK_LOGPROBS = b"\x12"  # SamplingMask.logprobs
 _TOPK_P = b"\x0a"  # SpeculativeState.topk_p
+# A field's kind -> bits, signed.
+_INTEGERS = {
+    FieldDescriptor.CPPTYPE_INT32: (32, True),
+    FieldDescriptor.CPPTYPE_INT64: (64, True),
+    FieldDescriptor.CPPTYPE_UINT32: (32, False),
+    FieldDescriptor.CPPTYPE_UINT64: (64, False),
+    FieldDescriptor.CPPTYPE_ENUM: (32, True),
+}
 
 
 class FinishReason(enum.IntEnum):
@@ -81,7 +91,7 @@ class Logprobs(Part):
     def _write(self, message: pb.Logprobs) -> None:
         message.SetInParent()  # present and empty is not absent
         _put_floats(message, _VALUES, "values", self.values)
-        _put_ints(message.token_ids, "token_ids", self.token_ids)
+        _put_ints(message, "token_ids", self.token_ids)
 
     @classmethod
     def from_proto(cls, message: pb.Logprobs) -> Logprobs:
@@ -179,7 +189,7 @@ class SamplingMask(Part):
 
     def _write(self, message: pb.SamplingMask) -> None:
         message.SetInParent()
-        _put_ints(message.token_ids, "token_ids", self.token_ids)
+        _put_ints(message, "token_ids", self.token_ids)
         _put_floats(message, _MASK_LOGPROBS, "logprobs", self.logprobs)
         message.truncated = bool(self.truncated)
 
@@ -202,8 +212,8 @@ class SpeculativeState(Part):
     def _write(self, message: pb.SpeculativeState) -> None:
         message.SetInParent()
         _put_floats(message, _TOPK_P, "topk_p", self.topk_p)
-        _put_ints(message.topk_index, "topk_index", self.topk_index)
-        _put_ints(message.dsa_topk_indices, "dsa_topk_indices", self.dsa_topk_indices)
+        _put_ints(message, "topk_index", self.topk_index)
+        _put_ints(message, "dsa_topk_indices", self.dsa_topk_indices)
         states = self.hidden_states
         if states is None:
             return
@@ -354,19 +364,34 @@ def _varint(number: int) -> bytes:
     return bytes(out)
 
 
-def _put_ints(field: Any, name: str, values: Ints) -> None:
+def _put_ints(message: Any, name: str, values: Ints) -> None:
     try:
-        field.extend(_arrays.int_list(values))
+        numbers = _arrays.int_list(values)
     except UnfitError as unfit:
         raise unfit.within(name) from None
-    except ValueError as error:  # out of the field's range
+    try:
+        getattr(message, name).extend(numbers)
+    except ValueError as error:
+        for index, number in enumerate(numbers):
+            _check_range(message, name, number, f"{name}[{index}]")
         raise UnfitError(str(error), name) from None
 
 
 def _set_int(message: Any, name: str, value: Int) -> None:
     try:
-        setattr(message, name, _arrays.int_of(value))
+        number = _arrays.int_of(value)
     except UnfitError as unfit:
         raise unfit.within(name) from None
-    except ValueError as error:  # out of the field's range
+    try:
+        setattr(message, name, number)
+    except ValueError as error:
+        _check_range(message, name, number, name)
         raise UnfitError(str(error), name) from None
+
+
+def _check_range(message: Any, name: str, number: int, path: str) -> None:
+    bits, signed = _INTEGERS[message.DESCRIPTOR.fields_by_name[name].cpp_type]
+    least, end = (-(1 << bits - 1), 1 << bits - 1) if signed else (0, 1 << bits)
+    if not least <= number < end:
+        words = f"-2**{bits - 1} to 2**{bits - 1} - 1" if signed else f"0 to 2**{bits} - 1"
+        raise UnfitError(f"must be an integer from {words}, not {shown(number)}", path)

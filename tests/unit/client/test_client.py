@@ -104,6 +104,9 @@ async def test_put_of_something_else(connect: Any, store: Any) -> None:
     client = connect("PrefillClient")
     with pytest.raises(TypeError, match="Record"):
         await client.put(HELD, {"tokens": []})
+    for first in (RECORD, 1, Key(1)):
+        with pytest.raises(TypeError, match="put takes a Reservation, then a Record; the first is "):
+            await client.put(first, HELD)
     with pytest.raises(errors.InvalidRecord):
         await client.put(HELD, Record(tokens=[Token(1, 1e40)]))
     assert store.calls == []
@@ -438,6 +441,7 @@ def test_a_client_is_a_context_manager(server: Any, store: Any) -> None:
     [
         {"timeout": 0},
         {"timeout": float("inf")},
+        {"timeout": "5"},
         {"epoch": 1},
         {"target": "http://host:1"},
         {"target": ""},

@@ -196,7 +196,15 @@ REFUSED = [
     (Record(tokens=[Token(1, logprob=np.array([1.0, 2.0]))]), "tokens[0].logprob", "array of 2"),
     (Record(tokens=[Token(1, logprob="0.5")]), "tokens[0].logprob", "a str"),  # type: ignore[arg-type]
     (Record(tokens=[Token(1, logprob=True)]), "tokens[0].logprob", "a bool"),
-    (Record(tokens=[Token(2**31)]), "tokens[0].token_id", "out of range"),
+    (Record(tokens=[Token(2**31)]), "tokens[0].token_id", "from -2**31 to 2**31 - 1, not 2147483648"),
+    (Record(cached_tokens=CachedTokens(host=-(2**70))), "cached_tokens.host", "an integer from "),
+    (Record(kv_checksum=KvChecksum(digest=-1)), "kv_checksum.digest", "from 0 to 2**64 - 1, not -1"),
+    (Record(finish_reason=2**31), "finish_reason", "from -2**31 to 2**31 - 1, not"),  # type: ignore[arg-type]
+    (
+        Record(speculative=SpeculativeState(topk_index=[0, 2**63])),
+        "speculative.topk_index[1]",
+        "from -2**63 to 2**63 - 1",
+    ),
     (Record(tokens=[Token(True)]), "tokens[0].token_id", "bool"),
     (Record(tokens=[Token(1.5)]), "tokens[0].token_id", "a float"),  # type: ignore[arg-type]
     (Record(tokens=[Token(torch.tensor(1.0))]), "tokens[0].token_id", "float32"),
@@ -213,7 +221,7 @@ REFUSED = [
         "tokens[0].token_ids_logprobs.values",
         "shape (2, 2)",
     ),
-    (Record(tokens=[Token(1, top_logprobs=Logprobs([], [1, 2**31]))]), "tokens[0].top_logprobs.token_ids", "range"),
+    (Record(tokens=[Token(1, top_logprobs=Logprobs([], [1, 2**31]))]), "tokens[0].top_logprobs.token_ids[1]", "not 2"),
     (Record(sampling_mask=SamplingMask(["a"])), "sampling_mask.token_ids[0]", "a str"),  # type: ignore[list-item]
     (Record(sampling_mask=SamplingMask("ab")), "sampling_mask.token_ids", "a str"),  # type: ignore[arg-type]
     (Record(sampling_mask=SamplingMask(np.array([True]))), "sampling_mask.token_ids", "bool"),
@@ -234,9 +242,9 @@ REFUSED = [
         "speculative.hidden_states.shape",
         "range",
     ),
-    (Record(cached_tokens=CachedTokens(host=-1)), "cached_tokens.host", "range"),
-    (Record(kv_checksum=KvChecksum(digest=2**64)), "kv_checksum.digest", "range"),
-    (Record(reasoning_tokens=2**32), "reasoning_tokens", "range"),
+    (Record(cached_tokens=CachedTokens(host=-1)), "cached_tokens.host", "must be an integer from "),
+    (Record(kv_checksum=KvChecksum(digest=2**64)), "kv_checksum.digest", "2**64 - 1, not 18446744073709551616"),
+    (Record(reasoning_tokens=2**32), "reasoning_tokens", "from 0 to 2**32 - 1, not 4294967296"),
     (Record(customized_info="text"), "customized_info", "a str"),  # type: ignore[arg-type]
 ]
 

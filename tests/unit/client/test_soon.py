@@ -152,9 +152,11 @@ async def test_who_gives_up_harms_nobody(connect: Any, store: Any, puts: Store) 
     assert [type(await outcome(one)) for one in (first, kept)] == [Published] * 2
 
 
-@pytest.mark.parametrize("delay", [-1.0, float("inf"), float("nan")])
-async def test_a_delay_that_is_none(delay: float, connect: Any) -> None:
-    with pytest.raises(ValueError, match="put_soon_delay"):
+@pytest.mark.parametrize(
+    "delay", [-1.0, 60.1, 10**400, float("inf"), float("nan"), "1", None], ids=lambda it: repr(it)[:9]
+)
+async def test_a_delay_that_is_none(delay: Any, connect: Any) -> None:
+    with pytest.raises(ValueError, match="put_soon_delay must be seconds from 0 to 60, is "):
         connect("PrefillClient", put_soon_delay=delay)
 
 
