@@ -129,7 +129,15 @@ def test_closing_ends_what_is_under_way(store: Any, server: Any) -> None:
         client.get(1)
 
 
-def test_an_interrupt_ends_the_wait(store: Any, server: Any) -> None:
+@pytest.fixture
+def interrupts() -> Iterator[None]:
+    """SIGINT raises KeyboardInterrupt, also where a shell that started the tests in the background had it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_an_interrupt_ends_the_wait(interrupts: None, store: Any, server: Any) -> None:
     done = threading.Event()
 
     def interrupt(*_: Any) -> Any:
