@@ -17,7 +17,7 @@ from pd_handoff import _channel, _frames, errors
 from pd_handoff._adaptive import PROBE_SECONDS, Adaptive, SessionMode
 from pd_handoff._mux import MOST
 from pd_handoff._session import FRESH, PROBE, unopened
-from pd_handoff._transport import GrpcAioTransport
+from pd_handoff._transport import GrpcAioTransport, check_loop
 from pd_handoff._wire import Wire, WireEnded, open_wire
 from pd_handoff.v1 import metadata_store_pb2 as pb
 
@@ -62,6 +62,7 @@ class AsyncMux:
     async def call(self, tag: bytes, request: bytes, timeout: float) -> Message:
         """One call, by the tag of its method; `timeout` in seconds. Raises HandoffError for a refusal, TimeoutError,
         WireEnded."""
+        check_loop(self._loop)
         if self._ended is not None:
             raise WireEnded(self._ended.status)
         call_id = self._last = self._last + 1

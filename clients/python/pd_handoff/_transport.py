@@ -86,6 +86,7 @@ class GrpcAioTransport:
         self._settings = _channel.options_of(options)
         self._metadata = metadata
         self._channel: grpc.aio.Channel | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._methods: dict[str, Callable[..., Any]] = {}
         self._closed = False
 
@@ -109,6 +110,7 @@ class GrpcAioTransport:
 
     def _opened(self) -> grpc.aio.Channel:
         if self._channel is not None:
+            check_loop(self._loop)
             return self._channel
         # Not before the first call: a channel binds to the running loop, a client may be made without one.
         if self._credentials is None:
@@ -116,6 +118,7 @@ class GrpcAioTransport:
         else:
             self._channel = grpc.aio.secure_channel(self._target, self._credentials, self._settings)
         self._methods = _channel.methods_of(self._channel)
+        self._loop = asyncio.get_running_loop()
         return self._channel
 
     async def close(self) -> None:
@@ -123,6 +126,12 @@ class GrpcAioTransport:
         self._closed = True
         if self._channel is not None:
             await self._channel.close()
+
+
+def check_loop(loop: asyncio.AbstractEventLoop | None) -> None:
+    """Raises RuntimeError outside of this loop."""
+    if asyncio.get_running_loop() is not loop:
+        raise RuntimeError("this client belongs to the event loop of its first call; make one client an event loop")
 
 
 def _cancelling() -> bool:

@@ -1,4 +1,5 @@
-"""The clients of `pd_handoff.client` for asyncio. Share one an event loop: it belongs to the loop of its first call."""
+"""The clients of `pd_handoff.client` for asyncio. Share one an event loop: it belongs to the loop of its first call,
+and raises RuntimeError in another."""
 
 from __future__ import annotations
 

@@ -428,6 +428,25 @@ async def test_cancelling_a_task_cancels_its_call(server: Any, store: Any) -> No
         assert await asyncio.to_thread(cancelled.wait, 10)
 
 
+@pytest.mark.parametrize("session", ["never", "always"])
+def test_a_client_of_another_event_loop(session: Any, server: Any, store: Any) -> None:
+    store.script("Get", GOT)
+    store.serve_sessions()
+    client = pd_handoff.aio.DecodeClient(server.target, session=session)
+
+    async def elsewhere() -> None:
+        with pytest.raises(RuntimeError, match="one client an event loop"):
+            await client.get(1)
+
+    async def use() -> None:
+        assert (await client.get(1)).attempt == 3
+        await asyncio.to_thread(asyncio.run, elsewhere())
+        assert (await client.get(1)).attempt == 3
+        await client.close()
+
+    asyncio.run(use())
+
+
 def test_a_client_is_a_context_manager(server: Any, store: Any) -> None:
     store.script("Get", GOT)
     with pd_handoff.DecodeClient(server.target) as client:
