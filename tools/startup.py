@@ -3,7 +3,8 @@
     .venv/bin/python tools/startup.py [--rows 4096] [--runs 5]
 
 The floor is a process that imports torch and grpc and does nothing else: no store of this design can start faster
-or hold less. Times are medians with the range; memory is the resident set in MiB.
+or hold less. Times are medians with the range; memory is the resident set in MiB, and its anonymous part: how many
+pages of the libraries' files count as resident depends on the page cache, which all processes share.
 """
 
 from __future__ import annotations
@@ -27,14 +28,16 @@ from pd_handoff import DecodeClient
 _FLOOR = "import torch, grpc, sys; print('imported', flush=True); sys.stdin.read()"
 _MIB = 2**20
 _PATIENCE = 60.0
+_MEASURES = ("seconds", "resident", "anonymous")
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One start: seconds until it was ready, and MiB resident then."""
+    """One start: seconds until it was ready, and MiB resident then, of which no file stands behind `anonymous`."""
 
     seconds: float
     resident: float
+    anonymous: float
 
 
 def main() -> None:
@@ -54,12 +57,15 @@ def main() -> None:
         f"{arguments.rows:,} rows, an arena of {arena_mib:.1f} MiB, {arguments.runs} starts each, "
         f"Python {sys.version.split()[0]}, torch {version('torch')}, grpcio {version('grpcio')}"
     )
-    print("|  | time to ready, s | resident, MiB |\n|---|---|---|")
-    print(f"| floor: import torch and grpc | {spread(floors, 'seconds')} | {spread(floors, 'resident')} |")
-    print(f"| `pd-handoff serve`, SERVING and idle | {spread(stores, 'seconds')} | {spread(stores, 'resident')} |")
-    above = [middle(stores, name) - middle(floors, name) for name in ("seconds", "resident")]
-    print(f"| above the floor | {above[0]:.2f} | {above[1]:.1f} |")
-    print(f"| above the floor and the whole arena |  | {above[1] - arena_mib:.1f} |")
+    print("|  | time to ready, s | resident, MiB | anonymous, MiB |\n|---|---|---|---|")
+    for subject, samples in (
+        ("floor: import torch and grpc", floors),
+        ("`pd-handoff serve`, SERVING and idle", stores),
+    ):
+        print(f"| {subject} | {' | '.join(spread(samples, name) for name in _MEASURES)} |")
+    seconds, resident, anonymous = (middle(stores, name) - middle(floors, name) for name in _MEASURES)
+    print(f"| above the floor | {seconds:.2f} | {resident:.1f} | {anonymous:.1f} |")
+    print(f"| above the floor and the whole arena |  | {resident - arena_mib:.1f} | {anonymous - arena_mib:.1f} |")
 
 
 def middle(samples: list[Sample], name: str) -> float:
@@ -82,7 +88,7 @@ def start_floor() -> Sample:
     ) as process:
         if process.stdout is None or process.stdout.readline() != "imported\n":
             raise RuntimeError("torch and grpc cannot be imported")
-        sample = Sample(time.perf_counter() - started, resident(process.pid))
+        sample = Sample(time.perf_counter() - started, *memory(process.pid))
         process.communicate()
     return sample
 
@@ -99,7 +105,7 @@ def start_store(rows: int) -> tuple[Sample, int]:
         ):
             try:
                 wait_until_serving(process, target)
-                sample = Sample(time.perf_counter() - started, resident(process.pid))
+                sample = Sample(time.perf_counter() - started, *memory(process.pid))
                 with DecodeClient(target) as client:
                     return sample, client.capabilities().arena_bytes
             finally:
@@ -123,13 +129,13 @@ def wait_until_serving(process: subprocess.Popen[bytes], target: str) -> None:
     raise RuntimeError("the store is not serving")
 
 
-def resident(pid: int) -> float:
-    """Resident set in MiB, as the kernel counts it."""
+def memory(pid: int) -> tuple[float, float]:
+    """MiB of the resident set and of its anonymous part, as the kernel counts them."""
     status = Path(f"/proc/{pid}/status").read_text()
-    found = re.search(r"^VmRSS:\s+(\d+) kB$", status, re.MULTILINE)
-    if found is None:
-        raise RuntimeError(f"no VmRSS of process {pid}")
-    return int(found[1]) / 1024
+    found = dict(re.findall(r"^(VmRSS|RssAnon):\s+(\d+) kB$", status, re.MULTILINE))
+    if len(found) != 2:
+        raise RuntimeError(f"no VmRSS and RssAnon of process {pid}")
+    return int(found["VmRSS"]) / 1024, int(found["RssAnon"]) / 1024
 
 
 if __name__ == "__main__":

@@ -16,7 +16,9 @@ from .memory import available, human
 
 _BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3": 1, "float8_e5m2": 1}
 # Resident memory beside the rows, as measured of a store in use (docs/startup.md).
-PROCESS_BYTES = 250 << 20  # Python, torch and gRPC
+# Python, torch, gRPC, what its connections hold, and what differs between machines: up to 10 MiB of the libraries'
+# files, and what the C library's allocator makes of calls from many sides at once.
+PROCESS_BYTES = 280 << 20
 HANDOFF_BYTES = 1_700  # what is known of a live hand-off
 OUTCOME_BYTES = 1_300  # and of one that has ended
 _HEADROOM = 2  # slots a running request: reserved ones overlap with published ones not yet read

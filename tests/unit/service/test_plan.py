@@ -12,7 +12,7 @@ from pd_handoff_server.arena.layout import WIDTHS, Layout
 from pd_handoff_server.build import build_store
 from pd_handoff_server.lifecycle import Spec
 from pd_handoff_server.memory import human
-from pd_handoff_server.plan import HANDOFF_BYTES, OUTCOME_BYTES, plan_main
+from pd_handoff_server.plan import HANDOFF_BYTES, OUTCOME_BYTES, PROCESS_BYTES, plan_main
 from pd_handoff_server.rpc.capabilities import Describer
 
 from tests.support.clock import FakeClock
@@ -90,11 +90,18 @@ def test_the_table_tells_the_same(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_memory_beside_the_arena_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     small, large = planned(capsys, "--slots", "1", "--tombstones", "0"), planned(capsys, "--slots", "2001")
-    assert small["beside_bytes"] == pytest.approx(250 << 20, rel=0.01)
+    assert small["beside_bytes"] == PROCESS_BYTES + HANDOFF_BYTES
     grown = 2000 * HANDOFF_BYTES + config.load({}, {}).tombstones * OUTCOME_BYTES
     assert large["beside_bytes"] - small["beside_bytes"] == grown
     assert plan_main(["--slots", "2001"]) == 0
     assert f"beside the arena: about {human(large['beside_bytes'])}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("slots", "measured"), [(4096, 355), (32_768, 375)])
+def test_no_less_is_planned_than_was_measured(capsys: pytest.CaptureFixture[str], slots: int, measured: int) -> None:
+    """All slots in use and all outcomes remembered, the most that was seen anywhere, in MiB (docs/startup.md)."""
+    beside = planned(capsys, "--slots", str(slots), "--max-hidden-state-bytes", "0")["beside_bytes"]
+    assert measured << 20 <= beside < 1.15 * (measured << 20)
 
 
 def test_what_is_told_of_a_hand_off_is_what_it_takes() -> None:
