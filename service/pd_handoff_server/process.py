@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import importlib
 import os
 import sys
+from types import ModuleType
 from typing import Final
 
 EXPERIMENTS: Final = "-event_engine_client,-event_engine_listener"
@@ -26,6 +28,22 @@ def prepare() -> None:
         os.environ.setdefault("GRPC_EXPERIMENTS", EXPERIMENTS)
         # gRPC writes a line for each malformed header or failed handshake: strangers could fill a disk with them.
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    _load_log()
+
+
+def _load_log() -> None:
+    """Load structlog without rich, which it takes where it finds it.
+
+    That is 3 MiB for tracebacks with the values of all variables, which a log of the store must not show.
+    """
+    if {"structlog", "rich"} & sys.modules.keys():
+        return
+    modules: dict[str, ModuleType | None] = sys.modules  # type: ignore[assignment]  # None: as if not installed
+    modules["rich"] = None
+    try:
+        importlib.import_module("structlog")
+    finally:
+        del modules["rich"]  # whoever else wants it may have it
 
 
 def settle() -> None:
