@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +20,24 @@ _rooms = itertools.count(1000)
 
 
 @pytest.fixture(scope="session")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessStore]:
-    """A store with short leases and waits that tests need not sit out."""
-    path = tmp_path_factory.mktemp("s") / "s"
+def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], ProcessStore]]:
+    """serving(transport): a store with short leases and waits that tests need not sit out, one a transport."""
     settings: dict[str, Any] = {"slots": 256, "lease_min": 0.05, "consumed_grace": 1, "drain_notice": 0}
-    with ProcessStore(f"unix:{path}", **settings) as store:
-        yield store.wait()
+    with ExitStack() as stack:
+
+        @functools.cache
+        def serve(transport: str) -> ProcessStore:
+            path = tmp_path_factory.mktemp("s") / "s"
+            store = ProcessStore(f"unix:{path}", transport=transport, **settings)
+            return stack.enter_context(store).wait()
+
+        yield serve
+
+
+@pytest.fixture(scope="session")
+def served(serving: Callable[[str], ProcessStore]) -> ProcessStore:
+    """The one on the default transport."""
+    return serving("fast")
 
 
 @pytest.fixture
@@ -32,17 +46,21 @@ def room() -> int:
     return next(_rooms)
 
 
-_WAYS = [f"{face}-{session}" for face in ("blocking", "asyncio") for session in ("alone", "session")]
+# Each test runs on both transports, and by each way to make a call.
+_WAYS = ("blocking-alone-fast", "blocking-session-aio", "asyncio-alone-aio", "asyncio-session-fast")
 
 
 @pytest.fixture(params=_WAYS)
-async def connect(request: pytest.FixtureRequest, served: ProcessStore) -> AsyncIterator[Callable[..., Driven]]:
-    """connect("PrefillClient", **options): a client of the store, closed after the test; of either face, its calls each
+async def connect(
+    request: pytest.FixtureRequest, serving: Callable[[str], ProcessStore]
+) -> AsyncIterator[Callable[..., Driven]]:
+    """connect("PrefillClient", **options): a client of a store, closed after the test; of either face, its calls each
     alone or over a Session."""
     made: list[Driven] = []
-    face, _, session = request.param.partition("-")
+    face, session, transport = request.param.split("-")
     module: Any = pd_handoff if face == "blocking" else aio
     mode = {"alone": "never", "session": "always"}[session]
+    served = serving(transport)
 
     def make(kind: str, **options: Any) -> Driven:
         options = {"target": served.target, "session": mode, **options}
