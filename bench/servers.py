@@ -16,9 +16,6 @@ from typing import Any
 
 _START = 120.0  # seconds
 
-# The log's library loads this one where it finds it: 4 MiB, which only development tools bring along.
-_BARE = ("-c", "import sys; sys.modules['rich'] = None; from pd_handoff.cli import main; sys.exit(main())")
-
 
 @dataclass(frozen=True)
 class Usage:
@@ -84,19 +81,17 @@ def store(
     *,
     transport: str = "fast",
     slots: int = 1024,
-    bare: bool = False,
     plain: bool = False,
     **settings: Any,
 ) -> Iterator[Process]:
-    """`pd-handoff serve`, once it is serving; `bare` as in an environment that has what the store needs and no more,
-    `plain` with gRPC's settings as installed.
+    """`pd-handoff serve`, once it is serving; `plain` with gRPC's settings as installed.
 
     Raises RuntimeError when it does not start.
     """
     options = {"transport": transport, "slots": slots, "log-format": "json", **settings}
     flags = [part for name, value in options.items() for part in (f"--{name.replace('_', '-')}", str(value))]
     popen = subprocess.Popen(
-        [sys.executable, *(_BARE if bare else ("-m", "pd_handoff.cli")), "serve", "--listen", where, *flags],
+        [sys.executable, "-m", "pd_handoff.cli", "serve", "--listen", where, *flags],
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "GRPC_EXPERIMENTS": ""} if plain else None,

@@ -46,7 +46,7 @@ def run(scene: Scene) -> None:
             full = {}
             for count in SLOTS:
                 began = time.perf_counter()
-                with servers.store(f"unix:{directory}/{round_}-{count}", slots=count, bare=True, **NARROW) as process:
+                with servers.store(f"unix:{directory}/{round_}-{count}", slots=count, **NARROW) as process:
                     seconds = time.perf_counter() - began
                     subject, memory = f"store of {count:,} rows", Memory.of(process)
                     arena = process.told["arena_bytes"]
@@ -70,7 +70,7 @@ def _warm(where: str) -> None:
     """
     with _imports():
         pass
-    with servers.store(where, slots=SLOTS[0], bare=True, **NARROW):
+    with servers.store(where, slots=SLOTS[0], **NARROW):
         pass
 
 
