@@ -2,39 +2,44 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import structlog
 
-from . import __version__, config, native, process
+from . import __version__, config
+from . import parser as native
+from .access.setup import secure
+from .access.watched_files import FileError
 from .arena.layout import Layout
 from .config import ConfigError, Settings
-from .heap import keep_lean
+from .handlers.admin import Admin
+from .handlers.authorization import authorized
+from .handlers.call import Wrap
+from .handlers.capabilities import SCHEMA_FINGERPRINT, Describer, max_message_bytes
+from .handlers.send_budget import Unread
+from .handlers.store import Calls
 from .lifecycle import Clock, SystemClock
-from .memory import ArenaTooLargeError
-from .native import NativeError
+from .parser import NativeError
 from .persistence.errors import ArenaFileError
 from .plan import plan_main
-from .rpc.admin import Admin
-from .rpc.calls import Calls
-from .rpc.capabilities import SCHEMA_FINGERPRINT, Describer, max_message_bytes
-from .rpc.files import FileError
-from .rpc.gate import Gate
-from .rpc.ports import Ports
-from .rpc.settings import channel_arguments
-from .rpc.sockets import AddressError
-from .rpc.transport import TransportError, make_transport
-from .rpc.unread import Unread
-from .security import secure
+from .process import descriptors, runtime
+from .process.heap import keep_lean
+from .process.memory import ArenaTooLargeError
 from .store.interface import Store
 from .store.ticker import Ticker
 from .telemetry.events import configure
 from .telemetry.hub import Telemetry, TelemetryError
+from .transport.addresses import AddressError
+from .transport.channel_options import channel_arguments
+from .transport.choose import TransportError, make_transport
+from .transport.gate import Gate
+from .transport.ports import Ports
+from .transport.serving_thread.selftest import probe
 
 __all__ = ["App", "plan_main", "serve", "serve_main"]
 
@@ -66,7 +71,13 @@ class App:
         self.ticker: Ticker | None = None
 
     def _features(self) -> tuple[str, ...]:
-        return (*FEATURES, f"transport-{self.server.name}")
+        kept = ("arena-file",) if self.settings.arena_file else ()
+        states = ("engine_state",) if self.settings.max_engine_state_bytes else ()
+        return (*FEATURES, *states, f"transport-{self.server.name}", *kept)
+
+    def _authorisation(self) -> tuple[Wrap, ...]:
+        authorizer = self.security.authorizer
+        return () if authorizer is None else (authorized(authorizer),)
 
     def _build(self) -> tuple[Store, Ticker]:
         # Torch takes a second to import; probes get their NOT_SERVING meanwhile.
@@ -83,7 +94,7 @@ class App:
         ticker.start()
         self.store, self.ticker = store, ticker
         describer = Describer(__version__, self.settings.max_batch, self.max_message, self._features())
-        unread, wraps = self.gate.unread, (*self.security.wraps, *self.telemetry.wraps)
+        unread, wraps = self.gate.unread, (*self._authorisation(), *self.telemetry.wraps)
         calls = Calls(
             store,
             describer,
@@ -104,7 +115,7 @@ class App:
         why = native.why_not(self.reader)
         if why is not None and self.settings.native != "off":
             problem = f"the reader in C is {why}: a Put takes the store 2 to 3 times as long"
-            self.log.warning("python reads", problem=problem)
+            self.log.warning("parser_fallback", problem=problem)
         self.log.info(
             "serving",
             addresses=addresses,
@@ -135,7 +146,7 @@ class App:
         self.telemetry.stop()
         if self.store is not None:
             self.store.close()
-        self.log.info("stopped")
+        self.log.info("stopped", events_held_back=self.events.held_back)
 
 
 def parts(grace: float) -> tuple[float, float]:
@@ -147,21 +158,40 @@ def parts(grace: float) -> tuple[float, float]:
     return grace - last, last
 
 
+def _with_room_for_connections(settings: Settings) -> Settings:
+    """With every file descriptor that the system grants, and no more connections than fit into them."""
+    limit = descriptors.raise_limit()
+    fit = descriptors.fitting(settings.max_connections, len(settings.listen), limit)
+    if fit == settings.max_connections:
+        return settings
+    structlog.get_logger().warning(
+        "connections_lowered",
+        max_connections=fit,
+        wanted=settings.max_connections,
+        descriptors=limit,
+        problem="the limit of open files is too low for --max-connections; raise it (ulimit -Hn, LimitNOFILE=)",
+    )
+    return replace(settings, max_connections=fit)
+
+
 async def serve(settings: Settings) -> int:
     """Serve until SIGTERM or SIGINT; returns an exit code."""
+    settings = _with_room_for_connections(settings)
+    if settings.transport != "aio":
+        await asyncio.to_thread(probe)  # which waits for calls of its own; App asks for the verdict
     try:
         app = App(settings)
     except (AddressError, FileError, NativeError, TelemetryError, TransportError) as error:
-        structlog.get_logger().error("refused to start", error=str(error))
+        structlog.get_logger().error("refused_to_start", error=str(error))
         return EXIT_FAILED
     ending = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ending.set)
     try:
-        await app.start(process.settle)
+        await app.start(runtime.settle)
     except (AddressError, ArenaFileError, ArenaTooLargeError) as error:
-        app.log.error("refused to start", error=str(error))
+        app.log.error("refused_to_start", error=str(error))
         await app.server.stop(0)
         app.telemetry.stop()
         return EXIT_FAILED
@@ -174,8 +204,9 @@ async def serve(settings: Settings) -> int:
 
 def serve_main(argv: Sequence[str]) -> int:
     """`pd-handoff serve`."""
-    parser = argparse.ArgumentParser(
+    parser = config.Parser(
         prog="pd-handoff serve",
+        usage="pd-handoff serve [--SETTING VALUE ...]",
         allow_abbrev=False,
         epilog="Exit codes: 0 drained and stopped; 1 refused to start (the log says why); 2 a bad setting.",
         description="Run the store. Each flag can also be set by the environment variable named with it.",
@@ -188,6 +219,8 @@ def serve_main(argv: Sequence[str]) -> int:
         print(f"pd-handoff serve: {error}", file=sys.stderr)
         return EXIT_USAGE
     configure(settings.log_format, settings.log_level)
+    for sentence in config.unknown_variables():
+        structlog.get_logger().warning("unknown_variable", problem=sentence)
     return asyncio.run(serve(settings))
 
 

@@ -12,9 +12,9 @@ from .arena.arena import Arena
 from .arena.layout import Layout
 from .config import Settings
 from .lifecycle import Clock, Lifecycle, Observer, Quotas, TokenMint
-from .memory import available, check_fits
 from .persistence.file import allocated
-from .persistence.restart import Persistence
+from .persistence.persistence import Persistence
+from .process.memory import available, check_fits
 from .store.embedded import EmbeddedStore
 from .store.ticker import Ticker
 from .telemetry.frames import frames_of
@@ -50,14 +50,14 @@ def build_store(settings: Settings, clock: Clock, observers: Sequence[Observer] 
         max_waiting_bytes=settings.max_waiting_bytes,
     )
     ticker = Ticker(store, clock, _timer_failed)
-    store.alarm = ticker.wake
+    store.alarm = store.hand_over = ticker.wake
     if kept is not None:
         store.commit, store.release_memory = kept.journal.commit, kept.close
     return store, ticker
 
 
 def _timer_failed(error: Exception) -> None:
-    structlog.get_logger().error("the timer failed, and goes on", exception=frames_of(error))
+    structlog.get_logger().error("ticker_failed", exception=frames_of(error))
 
 
 def _adopt(kept: Persistence, lifecycle: Lifecycle, clock: Clock, path: str) -> None:
@@ -69,12 +69,13 @@ def _adopt(kept: Persistence, lifecycle: Lifecycle, clock: Clock, path: str) -> 
     log = structlog.get_logger()
     if kept.former_mode:
         log.warning(
-            "arena file could be read by others, and is closed to them now; who has it open already can read on: to be "
-            "sure, remove it while the store is down",
+            "arena_file_permissions_narrowed",
             path=path,
             was=f"{kept.former_mode:04o}",
         )
+    journal = kept.journal
+    log.info("arena_file", path=path, tombstones=journal.outcomes.kept, producers=journal.producers.kept)
     if report.former_boot:
-        log.warning("arena file of an earlier boot of the machine: its records are gone, starting empty", path=path)
+        log.warning("arena_file_of_earlier_boot", path=path, note="its records are gone; starting empty")
     elif not report.fresh:
         log.info("recovered", path=path, **report.counts())

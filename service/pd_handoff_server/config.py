@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import ipaddress
 import math
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 from urllib.parse import urlsplit
 
 from .arena.layout import Limits
@@ -111,6 +112,10 @@ class Settings:
     max_dsa_topk_indices: int = setting(2048, "sparse-attention indices", least=0, most=1 << 20)
     max_hidden_state_bytes: int = setting(32768, "bytes of hidden states", size, least=0, most=1 << 28)
     max_customized_info_bytes: int = setting(4096, "bytes of customized_info", size, least=0, most=1 << 26)
+    max_engine_state_bytes: int = setting(
+        0, "bytes of engine_state, for engines with a KV connector such as vLLM's; 0: none", size, least=0, most=1 << 26
+    )
+    max_draft_tokens: int = setting(16, "tokens that a draft model proposed", least=0, most=1 << 12)
     lease_default: float = setting(60.0, "lease of a reservation that asks for none", seconds, least=0.001)
     lease_min: float = setting(1.0, "shortest lease granted", seconds, least=0.001)
     lease_max: float = setting(3600.0, "longest lease granted", seconds, least=0.001, most=31536000)
@@ -213,9 +218,39 @@ def variable(name: str) -> str:
     return "PD_HANDOFF_" + name.upper()
 
 
+GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
+    "addresses": ("listen", "metrics_listen", "insecure"),
+    "slots, and what a row holds": (
+        *("slots", "namespace_slots", "max_tokens", "max_top_logprobs", "max_token_ids_logprobs"),
+        *("max_sampling_mask_tokens", "max_speculative_topk", "max_dsa_topk_indices", "max_hidden_state_bytes"),
+        "max_customized_info_bytes",
+    ),
+    "times in the life of a hand-off": (
+        *("lease_default", "lease_min", "lease_max", "retention", "consumed_grace", "max_wait"),
+        *("tombstones", "tombstone_time"),
+    ),
+    "bounds on callers": (
+        *("max_waiters", "max_waiting_bytes", "max_unread_bytes", "max_batch", "max_connections", "max_streams"),
+    ),
+    "restart and shutdown": ("arena_file", "grace", "drain_notice"),
+    "access": ("tls_cert", "tls_key", "tls_client_ca", "tls_roles", "token_file", "admin_contents"),
+    "log and traces": ("log_format", "log_level", "otlp_endpoint"),
+    "how calls are carried": ("transport", "native"),
+}
+"""Headings of `serve --help`, each with its settings; those of no heading come last, under `more`."""
+_MORE = "more"
+
+
+def group_of(name: str) -> str:
+    """The heading of a setting."""
+    return next((title for title, names in GROUPS.items() if name in names), _MORE)
+
+
 def add_arguments(parser: argparse.ArgumentParser, names: Sequence[str] | None = None) -> None:
-    """Give a parser the flags of these settings, of all by default."""
-    for spec in fields(Settings):
+    """Give a parser the flags of these settings, of all by default, under their headings."""
+    groups: dict[str, argparse._ArgumentGroup] = {}
+    order = [*GROUPS, _MORE]
+    for spec in sorted(fields(Settings), key=lambda spec: order.index(group_of(spec.name))):
         if names is not None and spec.name not in names:
             continue
         meta = spec.metadata
@@ -224,7 +259,10 @@ def add_arguments(parser: argparse.ArgumentParser, names: Sequence[str] | None =
             default = "yes" if default else "no"
         bounds = _bounds_text(meta)
         optional: dict[str, Any] = {"nargs": "?", "const": "yes"} if meta["parse"] is switch else {}
-        parser.add_argument(
+        title = group_of(spec.name)
+        if title not in groups:
+            groups[title] = parser.add_argument_group(title)
+        groups[title].add_argument(
             flag(spec.name),
             dest=spec.name,
             action="append" if isinstance(spec.default, tuple) else "store",
@@ -241,6 +279,44 @@ def _bounds_text(meta: Mapping[str, Any]) -> str:
     if most is None:
         return f", at least {least:g}"
     return f", {least:.10g} to {most:.10g}"
+
+
+_OF_CALLERS: Final = frozenset(
+    {"TARGET", "NAMESPACE", "ROLE", "LEASE", "ADMISSION", "GRPC", "TLS_CA", "TLS_NAME", "BEARER_FILE", "MAX_BODY_BYTES"}
+    | {"INSECURE_TOKEN", "MAX_BUFFERED_BYTES"}
+)
+"""Variables of clients, engines and gateways that are like one of a store."""
+
+
+class Parser(argparse.ArgumentParser):
+    """Wrong usage is reported as a wrong setting is, in one line, with what may have been meant."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raises ConfigError."""
+        unknown = "unrecognized arguments: "
+        if message.startswith(unknown):
+            wrong = message.removeprefix(unknown).split()[0].partition("=")[0]
+            message += _meant(wrong, self._option_string_actions)
+        raise ConfigError(f"{message}; see --help")
+
+
+def unknown_variables(environment: Mapping[str, str] | None = None) -> list[str]:
+    """A sentence for each PD_HANDOFF_ variable that is nearly, but not quite, one of a setting."""
+    known = {variable(spec.name) for spec in fields(Settings)}
+    said = []
+    for name in sorted(os.environ if environment is None else environment):
+        others = name.removeprefix("PD_HANDOFF_") in _OF_CALLERS
+        if name.startswith("PD_HANDOFF_") and name not in known and not others and (meant := _meant(name, known)):
+            said.append(f"{name} has no effect{meant}")
+    return said
+
+
+def _meant(name: str, known: Iterable[str]) -> str:
+    alike = difflib.get_close_matches(name, sorted(known), n=1, cutoff=_ALIKE)
+    return f"; did you mean {alike[0]}?" if alike else ""
+
+
+_ALIKE = 0.85  # difflib's ratio, of 1
 
 
 def load(given: Mapping[str, Any], environment: Mapping[str, str] | None = None) -> Settings:

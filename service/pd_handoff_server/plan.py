@@ -7,12 +7,11 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields
-from typing import NoReturn
 
 from . import config
 from .arena.layout import HEADER, Layout, Limits
 from .config import ConfigError
-from .memory import available, human
+from .process.memory import available, human
 
 _BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3": 1, "float8_e5m2": 1}
 # Resident memory beside the rows, as measured of a store in use (docs/startup.md).
@@ -24,12 +23,6 @@ OUTCOME_BYTES = 1_300  # and of one that has ended
 _HEADROOM = 2  # slots a running request: reserved ones overlap with published ones not yet read
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        """Wrong usage is told as a wrong setting is."""
-        raise ConfigError(f"{message}; see --help")
-
-
 def _refuse(message: str) -> int:
     print(f"pd-handoff plan: {message}", file=sys.stderr)
     return 2
@@ -37,7 +30,26 @@ def _refuse(message: str) -> int:
 
 def plan_main(argv: Sequence[str], refuse: Callable[[str], int] = _refuse) -> int:
     """Print the plan; returns an exit code. `refuse` tells what is wrong with the arguments and gives the exit code."""
-    parser = _Parser(
+    parser = make_parser()
+    try:
+        given = vars(parser.parse_args(list(argv)))
+        _derive(given)
+        settings = config.load(given)
+    except ConfigError as error:
+        return refuse(str(error))
+    layout = Layout(settings.limits())
+    beside = PROCESS_BYTES + settings.slots * HANDOFF_BYTES + settings.tombstones * OUTCOME_BYTES
+    if given["json"]:
+        print(json.dumps(_as_dict(layout, settings.slots, beside), indent=2))
+    else:
+        _print(layout, settings.slots, settings.tombstones, beside)
+    room = available()
+    return 1 if room is not None and layout.row_bytes * settings.slots + beside > room else 0
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = config.Parser(
         prog="pd-handoff plan",
         allow_abbrev=False,
         description="Reckon the arena before you allocate it, with the flags of serve.",
@@ -53,20 +65,7 @@ def plan_main(argv: Sequence[str], refuse: Callable[[str], int] = _refuse) -> in
     parser.add_argument("--json", action="store_true", help="JSON on stdout; errors as JSON on stderr")
     names = ["slots", "tombstones", *("max_" + limit.name for limit in fields(Limits))]
     config.add_arguments(parser, names)
-    try:
-        given = vars(parser.parse_args(list(argv)))
-        _derive(given)
-        settings = config.load(given)
-    except ConfigError as error:
-        return refuse(str(error))
-    layout = Layout(settings.limits())
-    beside = PROCESS_BYTES + settings.slots * HANDOFF_BYTES + settings.tombstones * OUTCOME_BYTES
-    if given["json"]:
-        print(json.dumps(_as_dict(layout, settings.slots, beside), indent=2))
-    else:
-        _print(layout, settings.slots, settings.tombstones, beside)
-    room = available()
-    return 1 if room is not None and layout.row_bytes * settings.slots + beside > room else 0
+    return parser
 
 
 def _derive(given: dict[str, object]) -> None:

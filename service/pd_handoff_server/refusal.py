@@ -1,4 +1,4 @@
-"""Why the store refuses a call, in its own terms; `rpc.errors` turns it into a status with details.
+"""Why the store refuses a call, in its own terms; `handlers.status` turns it into a status with details.
 
 One constructor a reason, so that the metadata that the contract (section 6) promises stands in one place.
 """
@@ -21,10 +21,22 @@ class Refusal(Exception):  # noqa: N818 - it is an answer, not an error of ours
         key, owner: of the hand-off that the call was about, where they are known; for events, never sent.
         retry_after: seconds after which a retry makes sense, or None when it does not.
         caller: of PERMISSION_DENIED, the name of who called; for events, never sent.
+        hopeless: of ARENA_FULL, that the same call can never succeed.
         quota: of ARENA_FULL, the namespace that has used up its slots; None when there are no slots at all.
     """
 
-    __slots__ = ("caller", "key", "message", "metadata", "owner", "quota", "reason", "retry_after", "violations")
+    __slots__ = (
+        "caller",
+        "hopeless",
+        "key",
+        "message",
+        "metadata",
+        "owner",
+        "quota",
+        "reason",
+        "retry_after",
+        "violations",
+    )
 
     def __init__(
         self,
@@ -45,6 +57,7 @@ class Refusal(Exception):  # noqa: N818 - it is an answer, not an error of ours
         self.owner = ""
         self.caller = ""
         self.quota: str | None = None
+        self.hopeless = False
 
 
 def overflow(field: str, requested: int, limit: int, *, token_index: int | None = None) -> Refusal:
@@ -93,12 +106,14 @@ def never_fits(wanted: int, slots_total: int, in_use: int, namespace: str | None
     else:
         what = f"namespace {namespace!r} may hold {slots_total} slots"
         option = "its --namespace-slots"
-    return Refusal(
+    refused = Refusal(
         "ARENA_FULL",
         f"{what} and this asks for {wanted} at once: waiting does not help; split the batch, or raise {option}",
         {"slots_total": str(slots_total), "in_use": str(in_use)},
         retry_after=1.0,  # every ARENA_FULL has one (contract section 6): a caller that obeys it asks no oftener
     )
+    refused.hopeless = True
+    return refused
 
 
 def too_many_waiters(limit: int, retry_after: float = 0.1) -> Refusal:
@@ -141,6 +156,26 @@ def handoff_exists(state: str, age_ms: int) -> Refusal:
     )
 
 
+def another_request(state: str, age_ms: int) -> Refusal:
+    """The key is live under this owner, for a request with another digest."""
+    return Refusal(
+        "HANDOFF_EXISTS",
+        f"this key is {state} for {age_ms} ms by this owner with another request_digest; choose another room, or a "
+        "higher attempt",
+        {"state": state, "age_ms": str(age_ms)},
+    )
+
+
+def request_mismatch(state: str) -> Refusal:
+    """The hand-off is of another request than the reader's. `state` is that of the hand-off."""
+    return Refusal(
+        "REQUEST_MISMATCH",
+        f"the hand-off under this key (now {state}) is of another request: the request_digests differ; give each "
+        "request a room of its own",
+        {"state": state},
+    )
+
+
 def record_immutable() -> Refusal:
     """Another record was published before."""
     return Refusal("RECORD_IMMUTABLE", "another record was published under this token; what readers see never changes")
@@ -152,6 +187,23 @@ def stale(state: str) -> Refusal:
         "STALE_RESERVATION",
         f"this token or attempt does not own the hand-off (now {state}); drop the work",
         {"state": state},
+    )
+
+
+def foreign(state: str, token_epoch: str, store_epoch: str) -> Refusal:
+    """The token was made by another store."""
+    return Refusal(
+        "STALE_RESERVATION",
+        f"this token is of a store with epoch {token_epoch} and this one has {store_epoch}: it came back empty, or two "
+        "stores serve behind one address; drop the work",
+        {"state": state, "token_epoch": token_epoch, "store_epoch": store_epoch},
+    )
+
+
+def engine_unreachable(retry_after: float = 1.0) -> Refusal:
+    """The engine behind a front end does not answer."""
+    return Refusal(
+        "ENGINE_UNREACHABLE", "the engine behind this front end does not answer; retry", retry_after=retry_after
     )
 
 

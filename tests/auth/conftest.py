@@ -10,10 +10,10 @@ import pytest
 
 from tests.support.caller import Caller
 from tests.support.credentials import Authority, access_file, bearing, secure_channel
-from tests.support.fixtures import failures, kind, launch, loop_thread, sockets, start, transport
+from tests.support.fixtures import each_transport, failures, kind, launch, loop_thread, sockets, start, transport
 from tests.support.local import LocalStore
 
-__all__ = ["failures", "kind", "launch", "loop_thread", "sockets", "start", "transport"]
+__all__ = ["each_transport", "failures", "kind", "launch", "loop_thread", "sockets", "start", "transport"]
 
 TOKENS = {
     "prefill": "prefill-token-0123456789",

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import grpc
 import pytest
-from pd_handoff_server.rpc.auth import AccessError, AccessFile, Authorizer
-from pd_handoff_server.rpc.files import FileError
-from pd_handoff_server.rpc.guard import Denied
-from pd_handoff_server.rpc.principal import CONTENTS, ROLES, Principal
+from pd_handoff_server.access.authenticator import Denied
+from pd_handoff_server.access.authorizer import AccessError, AccessFile, Authorizer
+from pd_handoff_server.access.roles import CONTENTS, ROLES, Principal
+from pd_handoff_server.access.watched_files import FileError
 
 from tests.support.credentials import access_file
 
@@ -147,13 +147,21 @@ UNAUTHENTICATED, DENIED = grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMI
         (Came(f"Bearer {DIGEST.hex()}"), UNAUTHENTICATED),
         (Came(f"Bearer sha256:{DIGEST.hex()}"), UNAUTHENTICATED),
         (Came(f"Bearer {SECRET}", f"Bearer {SECRET}"), UNAUTHENTICATED),
-        (Came("Bearer wrong", x509_subject_alternative_name=[b"decode-0"]), UNAUTHENTICATED),
-        (Came(x509_subject_alternative_name=[b"decode-0"]), None),
-        (Came(x509_subject_alternative_name=[b"other", b"decode-0"]), None),
-        (Came(x509_subject_alternative_name=[b"other"]), UNAUTHENTICATED),
+        (Came("Bearer wrong", x509_subject_alternative_name=[b"decode-0"], peer_dns=[b"decode-0"]), UNAUTHENTICATED),
+        (Came(x509_subject_alternative_name=[b"decode-0"], peer_dns=[b"decode-0"]), None),
+        (Came(x509_subject_alternative_name=[b"other", b"decode-0"], peer_dns=[b"other", b"decode-0"]), None),
+        (Came(x509_subject_alternative_name=[b"other"], peer_dns=[b"other"]), UNAUTHENTICATED),
         (Came(x509_common_name=[b"cn"]), None),
+        # Only DNS names and URIs are names; those with a colon are URIs.
+        (Came(x509_subject_alternative_name=[b"decode-0"], peer_email=[b"decode-0"]), UNAUTHENTICATED),
+        (Came(x509_subject_alternative_name=[b"decode-0"], peer_ip=[b"decode-0"]), UNAUTHENTICATED),
+        (Came(x509_subject_alternative_name=[b"decode-0"], peer_uri=[b"decode-0"]), UNAUTHENTICATED),
+        (Came(x509_subject_alternative_name=[b"a@b"], peer_email=[b"a@b"], x509_common_name=[b"cn"]), UNAUTHENTICATED),
         # Names of the subject count only where there are no alternative ones.
-        (Came(x509_subject_alternative_name=[b"other"], x509_common_name=[b"cn"]), UNAUTHENTICATED),
+        (
+            Came(x509_subject_alternative_name=[b"other"], peer_dns=[b"other"], x509_common_name=[b"cn"]),
+            UNAUTHENTICATED,
+        ),
     ],
 )
 def test_who_is_known(came: Came, code: grpc.StatusCode | None, door: Door) -> None:
@@ -162,7 +170,7 @@ def test_who_is_known(came: Came, code: grpc.StatusCode | None, door: Door) -> N
 
 
 def test_names_of_one_certificate_add_up(door: Door) -> None:
-    both = Came(x509_subject_alternative_name=[b"decode-1", b"decode-0"])
+    both = Came(x509_subject_alternative_name=[b"decode-1", b"decode-0"], peer_dns=[b"decode-1", b"decode-0"])
     assert door.code(both, "/s/Get") is None
     assert door.code(both, "/s/ListHandoffs") is None
     assert door.code(both, "/s/Put") is DENIED

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from pd_handoff_server.rpc import files
-from pd_handoff_server.rpc.auth import AccessFile
-from pd_handoff_server.rpc.files import FileError, Renewal
-from pd_handoff_server.rpc.tls import Certificates
+from pd_handoff_server.access import watched_files
+from pd_handoff_server.access.authorizer import AccessFile
+from pd_handoff_server.access.tls import Certificates
+from pd_handoff_server.access.watched_files import FileError, Renewal
 
 from tests.support.credentials import Authority, access_file, replace
 from tests.support.fixtures import Launch
@@ -127,7 +127,7 @@ def test_what_looks_wrong_and_is_used(tmp_path: Path) -> None:
 def test_the_log_has_what_looks_wrong(launch: Launch, tmp_path: Path) -> None:
     path = access_file(tmp_path / "t", "# nobody")
     store = launch(token_file=str(path))
-    (told,) = [event for event in store.events if event["event"] == "look at this file"]
+    (told,) = [event for event in store.events if event["event"] == "access_file_doubtful"]
     assert told["level"] == "warning"
     assert told["path"] == str(path)
     assert "nobody is let in" in told["what"]
@@ -135,9 +135,9 @@ def test_the_log_has_what_looks_wrong(launch: Launch, tmp_path: Path) -> None:
 
 def test_a_file_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = access_file(tmp_path / "a", "#" * 1000)
-    monkeypatch.setattr(files, "_LARGEST", 1000)
+    monkeypatch.setattr(watched_files, "_LARGEST", 1000)
     with pytest.raises(FileError, match=f"{path}: it is larger than 1,000 bytes"):
-        files.read(str(path))
+        watched_files.read(str(path))
 
 
 # -- reading again -----------------------------------------------------------------------------------------------------

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import ipaddress
 import socket
 import ssl
 from pathlib import Path
 
 import grpc
 import pytest
+from cryptography import x509
 from pd_handoff.v1 import metadata_store_pb2 as pb
-from pd_handoff_server.rpc.tls import CertificateError, Certificates
+from pd_handoff_server.access.tls import CertificateError, Certificates
 
 from tests.support import requests
 from tests.support.caller import UnaryCaller
@@ -82,6 +84,14 @@ def test_a_spiffe_id_is_a_name(start: Start, authority: Authority, tmp_path: Pat
     store = start(**authority.settings(mutual=True), tls_roles=str(roles))
     assert outcome(store, authority, authority.issue_uri("spiffe://fleet/ns/serving/sa/decode")) == "OK"
     assert outcome(store, authority, authority.issue_uri("spiffe://fleet/ns/serving/sa/other")) == "UNAUTHENTICATED"
+
+
+def test_case_48_only_dns_names_and_uris_are_names(start: Start, authority: Authority, tmp_path: Path) -> None:
+    roles = access_file(tmp_path / "roles", "ops@fleet.example decode *", "10.0.0.7 decode *", "decode.fleet decode *")
+    store = start(**authority.settings(mutual=True), tls_roles=str(roles))
+    for name in (x509.RFC822Name("ops@fleet.example"), x509.IPAddress(ipaddress.ip_address("10.0.0.7"))):
+        assert outcome(store, authority, authority.issue_other(name)) == "UNAUTHENTICATED"
+    assert outcome(store, authority, authority.issue_other(x509.DNSName("decode.fleet"))) == "OK"
 
 
 def test_a_token_beside_a_certificate_decides(

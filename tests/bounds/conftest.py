@@ -9,9 +9,33 @@ from pd_handoff_server.lifecycle import Observer
 from pd_handoff_server.store.embedded import EmbeddedStore
 
 from tests.support.clock import FakeClock
-from tests.support.fixtures import failures, kind, loop_thread, sockets, start, steps, store, transport, unary
+from tests.support.fixtures import (
+    each_transport,
+    failures,
+    given,
+    kind,
+    loop_thread,
+    sockets,
+    start,
+    steps,
+    store,
+    transport,
+    unary,
+)
 
-__all__ = ["failures", "kind", "loop_thread", "sockets", "start", "steps", "store", "transport", "unary"]
+__all__ = [
+    "each_transport",
+    "failures",
+    "given",
+    "kind",
+    "loop_thread",
+    "sockets",
+    "start",
+    "steps",
+    "store",
+    "transport",
+    "unary",
+]
 
 
 def pytest_configure(config: pytest.Config) -> None:

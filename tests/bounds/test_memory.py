@@ -1,4 +1,4 @@
-"""A hundred thousand calls about keys that nobody knows leave nothing behind."""
+"""Many thousand calls about keys that nobody knows leave nothing behind."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ import pytest
 from google.protobuf.message import Message
 from pd_handoff.v1 import metadata_store_pb2 as pb
 from pd_handoff.v1 import record_pb2 as rp
-from pd_handoff_server import native
+from pd_handoff_server import parser
+from pd_handoff_server.handlers.call import StatedCall
+from pd_handoff_server.handlers.capabilities import SCHEMA_FINGERPRINT, Describer
+from pd_handoff_server.handlers.store import Calls
 from pd_handoff_server.lifecycle import Observer
 from pd_handoff_server.refusal import Refusal
-from pd_handoff_server.rpc.call import Call
-from pd_handoff_server.rpc.calls import Calls
-from pd_handoff_server.rpc.capabilities import SCHEMA_FINGERPRINT, Describer
 from pd_handoff_server.telemetry.metrics import CallMetrics, Lives
 
+from tests.property.profiles import PROFILE
 from tests.support import records, requests
 from tests.support.clock import FakeClock
 
 from .conftest import core
 
-CALLS = 100_000
+CALLS = 30_000 if PROFILE == "quick" else 100_000
 SLACK = 256 * 1024
 """Bytes: caches and free lists of the interpreter, a few bytes a hundred calls at most."""
 
@@ -59,7 +60,7 @@ def test_unknown_keys(metered: bool) -> None:
             if number == 2000:
                 warm = _used()
             try:
-                calls.handlers[method](request.SerializeToString(), Call(), print)
+                calls.handlers[method](request.SerializeToString(), StatedCall(), print)
             except Refusal:
                 refusals += 1
         assert _used() - warm < SLACK
@@ -77,7 +78,7 @@ def test_waits_that_end_leave_nothing() -> None:
 
     def wait(number: int, cancel: Callable[[int], bool]) -> None:
         request = requests.get(rp.HandoffKey(namespace=f"n{number}", room=number), max_wait=1)
-        parked = calls.handlers["Get"](request.SerializeToString(), Call(), answers.append)
+        parked = calls.handlers["Get"](request.SerializeToString(), StatedCall(), answers.append)
         assert not isinstance(parked, bytes)
         if cancel(number):
             assert parked.cancel()
@@ -107,7 +108,7 @@ def test_what_is_remembered_is_bounded() -> None:
     calls = Calls(store, Describer("0", 128, 1 << 22, ()), 128)
     for number in range(5000):
         request = requests.abort(rp.HandoffKey(room=number), attempt=number % 7)
-        calls.handlers["Abort"](request.SerializeToString(), Call(), print)
+        calls.handlers["Abort"](request.SerializeToString(), StatedCall(), print)
     assert store.census().tombstones == 100
 
 
@@ -130,9 +131,9 @@ def _refused() -> Iterator[tuple[str, Message]]:
 def test_refusals_leave_no_cycles(reader: str) -> None:
     """What was refused is freed at once: the search for cycles is rare, and a request may be large."""
     store = core(FakeClock(), slots=1)
-    found = native.load(SCHEMA_FINGERPRINT, reader)
+    found = parser.load(SCHEMA_FINGERPRINT, reader)
     calls = Calls(store, Describer("0", 128, 1 << 22, ()), 128, reader=found)
-    calls.handlers["Reserve"](requests.reserve(0).SerializeToString(), Call(), print)
+    calls.handlers["Reserve"](requests.reserve(0).SerializeToString(), StatedCall(), print)
     left = {}
     gc.collect()
     gc.disable()
@@ -141,7 +142,7 @@ def test_refusals_leave_no_cycles(reader: str) -> None:
             data = request.SerializeToString()
             for _ in range(50):
                 with contextlib.suppress(Refusal):
-                    calls.handlers[method](data, Call(), print)
+                    calls.handlers[method](data, StatedCall(), print)
             left[number, method] = gc.collect()
     finally:
         gc.enable()

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pd_handoff.v1 import metadata_store_pb2 as pb
 from pd_handoff.v1 import record_pb2 as rp
-from pd_handoff_server.lifecycle import Failure, Handoff, Spec, State
+from pd_handoff_server.lifecycle import Failure, Spec, State
 from pd_handoff_server.refusal import Refusal
-from pd_handoff_server.store.interface import Parked
+from pd_handoff_server.store.interface import Parked, Published, Query, Reserved
 
 from tests.support import records, requests
 from tests.support.caller import Pending
@@ -20,6 +20,7 @@ from tests.support.failures import HOPELESS, refused
 from tests.support.fixtures import Start
 from tests.support.local import LocalStore
 from tests.support.steps import Steps
+from tests.support.waits import at_once
 
 from .conftest import core
 
@@ -197,7 +198,7 @@ def test_quotas_hold_and_nobody_waits_who_need_not(actions: list[tuple[str, str,
     waits: list[tuple[str, Parked, list[Any]]] = []
 
     def park(namespace: str, answer: object, got: list[Any]) -> None:
-        if not isinstance(answer, Handoff | list | int):
+        if not isinstance(answer, Reserved | Published | list):
             waits.append((namespace, answer, got))  # type: ignore[arg-type]
 
     for serial, (action, namespace, room, attempt) in enumerate(actions):
@@ -211,9 +212,9 @@ def test_quotas_hold_and_nobody_waits_who_need_not(actions: list[tuple[str, str,
             elif action == "put":
                 park(namespace, store.put_reserving(Spec(key, owner, attempt), records.record(), 0, got.append), got)
             elif action == "get":
-                store.get(key, 0, "r", True, 0, got.append)
+                store.get(Query(key, 0, "r", True), 0, got.append)
             elif action == "abort":
-                store.abort(key, Failure(500, "X", ""), b"", None)
+                store.abort(key, Failure(500, "X", ""), b"", None, at_once)
             elif action == "expire":
                 clock.advance(51)
                 store.tick()
@@ -235,3 +236,22 @@ def test_quotas_hold_and_nobody_waits_who_need_not(actions: list[tuple[str, str,
         if lifecycle.available and not any(name == "pair" for name, *_ in waits):
             for name, *_ in waits:
                 assert held[name] >= LIMITS.get(name, 5), f"{name} waits without need"
+
+
+def test_a_batch_of_two_namespaces_that_gets_room_in_one_of_them(start: Start) -> None:
+    """It goes on waiting for the other, and keeps its place in both lines. The store looks at it once per change."""
+    store = start(slots=4, namespace_slots=("a=1", "b=1"))
+    unary = store.steps()
+    unary.reserve(a(1))
+    unary.reserve(b(1))
+    pair = pb.BatchReserveRequest(requests=[requests.reserve(key, max_wait=60) for key in (a(2), b(2))])
+    both = unary.caller.start("BatchReserve", pair)
+    store.until_waiting(1)
+    unary.abort(a(1))
+    assert not both.done()
+    with refused("ARENA_FULL"):
+        unary.reserve(a(3))  # the batch came first, in the line of `a` too
+    unary.reserve(9)  # others are not held up
+    unary.abort(b(1))
+    assert len(both.result().responses) == 2
+    assert store.waiting == 0

@@ -12,8 +12,8 @@ from grpc_reflection.v1alpha import reflection_pb2
 from pd_handoff.v1 import admin_pb2
 from pd_handoff.v1 import metadata_store_pb2 as pb
 from pd_handoff.v1 import record_pb2 as rp
-from pd_handoff_server.rpc.call import Call
-from pd_handoff_server.rpc.unread import Unread
+from pd_handoff_server.handlers.call import Call, StatedCall
+from pd_handoff_server.handlers.send_budget import Unread
 
 from tests.faults import http2
 from tests.faults.http2 import Connection, frame
@@ -24,7 +24,7 @@ from tests.support.failures import refused
 from tests.support.fixtures import Start
 from tests.support.local import LocalStore
 from tests.support.steps import Steps
-from tests.support.waits import eventually
+from tests.support.waits import at_once, eventually
 
 REFLECTION = "grpc.reflection.v1alpha.ServerReflection"
 LIMIT = 1 << 20
@@ -162,31 +162,41 @@ def test_thousands_that_wait_for_one_record(store: LocalStore, deaf: MakeDeaf) -
 
 
 @over_tcp
-def test_who_has_waited_and_is_counted_as_a_reader_has_the_record(store: LocalStore, deaf: MakeDeaf) -> None:
+def test_who_has_waited_is_refused_before_it_is_counted_as_a_reader(store: LocalStore, deaf: MakeDeaf) -> None:
     steps = store.steps()
     steps.publish(1, large())
     token = steps.reserve(9).token
     waiting = steps.caller.start("Get", requests.get(9, reader="honest", consume=True, max_wait=60))
     store.until_waiting(1)
-    for peer in [deaf() for _ in range(8)]:
+    peers = [deaf() for _ in range(8)]
+    for peer in peers:
         peer.ask(f"/{STORE}/Get", requests.get(1), 40)
     eventually(lambda: held(store) >= LIMIT // 2, "their host holds its share, which is the reader's too")
     with refused("TOO_MANY_WAITERS", limit=LIMIT):
         steps.put(9, token, large())
     assert store.app.store is not None
-    store.app.store.put(("", 9, 0), token, large())  # as a producer on another host does
-    assert waiting.result().record == large()
+    store.app.store.put(("", 9, 0), token, large(), at_once)  # as a producer on another host does
+    with refused("TOO_MANY_WAITERS", limit=LIMIT):
+        waiting.result()
+    for peer in peers:
+        peer.close()
+    eventually(lambda: held(store) == 0, "nothing is held for those who left")
+    assert store.sight(9).readers_done == 0
+    assert steps.record(9, reader="honest") == large()
 
 
 @over_tcp
-def test_what_a_batch_has_while_it_waits_for_more(store: LocalStore, deaf: MakeDeaf) -> None:
+def test_a_batch_holds_nothing_while_it_waits_and_its_share_from_then_on(store: LocalStore, deaf: MakeDeaf) -> None:
     steps = store.steps()
     steps.publish(1, large())
     peer = deaf()
     waiting = pb.BatchGetRequest(requests=[requests.get(1)] * 5 + [requests.get(9, max_wait=60)])
     peer.ask(f"/{STORE}/BatchGet", waiting, 50)
-    eventually(lambda: peer.refused() > 40, "most are refused")
-    assert LIMIT // 3 <= held(store) <= LIMIT // 3 + 5 * (RECORD + 1024)
+    store.until_waiting(50)
+    assert held(store) == 0
+    steps.publish(9, large())
+    eventually(lambda: peer.refused() > 30, "most are refused")
+    assert LIMIT // 3 <= held(store) <= LIMIT // 3 + 6 * (RECORD + 1024)
     peer.close()
     eventually(lambda: held(store) == 0, "nothing is held for who has left")
     assert store.waiting == 0
@@ -200,7 +210,7 @@ def test_a_batch_that_waited_is_answered_whole(store: LocalStore) -> None:
         "BatchGet", pb.BatchGetRequest(requests=[requests.get(1), requests.get(9, max_wait=60)])
     )
     store.until_waiting(1)
-    assert held(store) > RECORD
+    assert held(store) == 0
     steps.publish(9, large())
     assert [result.response.record for result in waiting.result().results] == [large()] * 2
     eventually(lambda: held(store) == 0, "it is out")
@@ -274,7 +284,7 @@ def fill(unread: Unread, peer: str) -> list[Call]:
     """Calls of a byte from there, until one is refused."""
     calls: list[Call] = []
     while True:
-        call = Call(None, peer)
+        call = StatedCall(None, peer)
         if unread.over(call) is not None:
             return calls
         unread.begin(call)

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 from pd_handoff.v1 import metadata_store_pb2 as pb
 from pd_handoff.v1 import record_pb2 as rp
+from pd_handoff_server.handlers.call import StatedCall
 from pd_handoff_server.lifecycle import Spec
 from pd_handoff_server.refusal import Refusal
-from pd_handoff_server.rpc.call import Call
+from pd_handoff_server.store.interface import Published
 
 from tests.support import records, requests
 from tests.support.caller import UnaryCaller
@@ -60,7 +61,7 @@ def test_who_has_most_gives_way(start: Start, tmp_path: Path) -> None:
     ],
 )
 def test_a_host_is_one_caller(one: str, other: str, same: bool) -> None:
-    assert (Call(None, one).sharer == Call(None, other).sharer) is same
+    assert (StatedCall(None, one).sharer == StatedCall(None, other).sharer) is same
 
 
 def test_bytes_that_wait_are_bounded() -> None:
@@ -77,7 +78,7 @@ def test_bytes_that_wait_are_bounded() -> None:
     assert caught.value.reason == "TOO_MANY_WAITERS"
     assert caught.value.metadata == {"limit": "10000"}
     for waiting in parked:
-        assert not isinstance(waiting, int)
+        assert not isinstance(waiting, Published)
         waiting.cancel()
     assert store.census().waiting_bytes == 0
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.support.fixtures import (
+    each_transport,
     failures,
+    given,
     kind,
     launch,
     loop_thread,
@@ -21,7 +23,9 @@ from tests.support.fixtures import (
 )
 
 __all__ = [
+    "each_transport",
     "failures",
+    "given",
     "kind",
     "launch",
     "loop_thread",

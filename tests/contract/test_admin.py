@@ -13,6 +13,8 @@ from tests.support.failures import refused
 from tests.support.local import LocalStore
 from tests.support.steps import Steps
 
+pytestmark = pytest.mark.wire
+
 State = admin_pb2.HandoffState
 EVERY = [number for number in State.values() if number]
 
@@ -31,6 +33,7 @@ def page(unary: Steps, **fields: object) -> admin_pb2.ListHandoffsResponse:
     return answer
 
 
+@pytest.mark.clock
 def test_what_is_shown_of_each_state(unary: Steps, store: LocalStore) -> None:
     unary.reserve(1, "owner 1", lease=60, readers=4, attempt=2, producer=("p", 3), widths=pb.Widths(top_logprobs=5))
     unary.publish(2, records.full())
@@ -81,6 +84,7 @@ def test_live_ones_are_listed_oldest_first_and_ended_ones_on_request(unary: Step
     assert len(store.listing(states=EVERY)) == 6
 
 
+@pytest.mark.internals  # "all" would show what others keep in a given store
 def test_one_namespace_or_all(unary: Steps, store: LocalStore) -> None:
     for namespace in ("", "a", "b"):
         unary.reserve(spaced(namespace, 7))
@@ -91,6 +95,7 @@ def test_one_namespace_or_all(unary: Steps, store: LocalStore) -> None:
     assert store.listing(namespace="c") == []
 
 
+@pytest.mark.internals
 @pytest.mark.settings(slots=250)
 def test_pages(unary: Steps) -> None:
     reserves = [requests.reserve(room) for room in range(250)]
@@ -131,6 +136,7 @@ def test_malformed_listings(unary: Steps, fields: dict[str, object], violation: 
     assert list(caught.error.violations) == [violation]
 
 
+@pytest.mark.clock
 def test_a_read_renews_nothing_and_counts_as_no_reader(unary: Steps, store: LocalStore) -> None:
     unary.reserve(1, lease=10)
     unary.publish(2)
@@ -146,6 +152,7 @@ def test_a_read_renews_nothing_and_counts_as_no_reader(unary: Steps, store: Loca
     assert unary.record(2, reader="decode") == records.record()
 
 
+@pytest.mark.internals
 def test_it_shows_who_waits(unary: Steps, store: LocalStore) -> None:
     unary.reserve(7)
     waiting = [unary.start_get(7) for _ in range(3)]
@@ -204,6 +211,7 @@ def test_the_newest_attempt_is_shown(unary: Steps, store: LocalStore) -> None:
     assert (store.sight(7).attempt, store.sight(7).state) == (4, State.HANDOFF_STATE_ABORTED)
 
 
+@pytest.mark.internals
 def test_an_unforeseen_error_does_not_show_its_text(
     unary: Steps, store: LocalStore, monkeypatch: pytest.MonkeyPatch, failures: list[str]
 ) -> None:

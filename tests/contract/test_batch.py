@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 from pd_handoff.v1 import metadata_store_pb2 as pb
@@ -13,6 +14,8 @@ from tests.support.failures import HOPELESS, CallFailed, check, of_status, refus
 from tests.support.local import LocalStore
 from tests.support.steps import Steps
 
+pytestmark = pytest.mark.wire
+
 
 def reserve(unary: Steps, *each: pb.ReserveRequest) -> list[pb.ReserveResponse]:
     """BatchReserve."""
@@ -20,10 +23,15 @@ def reserve(unary: Steps, *each: pb.ReserveRequest) -> list[pb.ReserveResponse]:
     return list(answer.responses)
 
 
+def outcomes(answer: Any, call: str) -> list[Any]:
+    """The results of a batch, errors in place."""
+    return [item.response if item.HasField("response") else of_status(item.error, call) for item in answer.results]
+
+
 def put(unary: Steps, each: Iterable[pb.PutRequest]) -> list[pb.PutResponse | CallFailed]:
     """BatchPut, errors in place."""
     answer: pb.BatchPutResponse = unary.caller.call("BatchPut", pb.BatchPutRequest(requests=each))
-    return [item.response if item.HasField("response") else of_status(item.error) for item in answer.results]
+    return outcomes(answer, "BatchPut")
 
 
 def start_get(unary: Steps, each: Iterable[pb.GetRequest]) -> Pending:
@@ -33,7 +41,7 @@ def start_get(unary: Steps, each: Iterable[pb.GetRequest]) -> Pending:
 
 def got(answer: pb.BatchGetResponse) -> list[pb.GetResponse | CallFailed]:
     """Its items, errors in place."""
-    return [item.response if item.HasField("response") else of_status(item.error) for item in answer.results]
+    return outcomes(answer, "BatchGet")
 
 
 def get(unary: Steps, each: Iterable[pb.GetRequest]) -> list[pb.GetResponse | CallFailed]:
@@ -57,6 +65,7 @@ def test_reserve_answers_in_order(unary: Steps) -> None:
         unary.put(room, answer.token)
 
 
+@pytest.mark.clock
 @pytest.mark.parametrize(
     ("reason", "wrong"),
     [
@@ -92,6 +101,7 @@ def test_reserve_refuses_all_for_one_and_changes_nothing(
     unary.put(106, held)
 
 
+@pytest.mark.clock
 def test_reserve_again_by_the_same_owners_renews_all(unary: Steps, store: LocalStore) -> None:
     first = reserve(unary, *(requests.reserve(room, lease=10) for room in range(3)))
     store.advance(9)
@@ -119,6 +129,7 @@ def test_reserve_waits_as_one_for_all_its_slots(unary: Steps, store: LocalStore)
     assert unary.free == 0
 
 
+@pytest.mark.clock
 @pytest.mark.settings(slots=2)
 def test_reserve_waits_no_longer_than_its_least_patient(unary: Steps, store: LocalStore) -> None:
     unary.reserve(1, lease=600)
@@ -133,6 +144,7 @@ def test_reserve_waits_no_longer_than_its_least_patient(unary: Steps, store: Loc
     assert unary.free == 1
 
 
+@pytest.mark.internals
 @pytest.mark.settings(slots=2)
 def test_reserve_of_more_than_all_slots_does_not_wait(unary: Steps, store: LocalStore) -> None:
     for wait in (300, None):
@@ -151,6 +163,7 @@ def test_reserve_of_more_than_all_slots_does_not_wait(unary: Steps, store: Local
 # -- BatchPut ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.clock
 def test_each_put_succeeds_or_fails_alone(unary: Steps, store: LocalStore) -> None:
     tokens = {room: unary.reserve(room, lease=60 if room != 5 else 1).token for room in range(1, 7)}
     unary.publish(7, records.numbered(7))
@@ -217,13 +230,14 @@ def test_a_one_shot_put_in_a_batch_may_wait(unary: Steps, store: LocalStore) -> 
     unary.abort(1)
     answer: pb.BatchPutResponse = waiting.result()
     assert answer.results[0].HasField("response")
-    check(of_status(answer.results[1].error), "STALE_RESERVATION")
+    check(of_status(answer.results[1].error, "BatchPut"), "STALE_RESERVATION")
     assert unary.record(2) == records.full(2)
 
 
 # -- BatchGet ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.clock
 def test_each_get_succeeds_or_fails_alone_in_order(unary: Steps, store: LocalStore) -> None:
     unary.publish(1, records.full(1))
     unary.reserve(2)
@@ -244,6 +258,7 @@ def test_each_get_succeeds_or_fails_alone_in_order(unary: Steps, store: LocalSto
     assert set(error(answers[7]).violations) == {"requests[7].key.room", "requests[7].reader_id"}
 
 
+@pytest.mark.clock
 def test_get_answers_when_all_its_items_have_an_answer(unary: Steps, store: LocalStore) -> None:
     unary.publish(1, records.full(1))
     waiting = start_get(unary, [requests.get(room, max_wait=60, reader="decode") for room in (1, 2, 3, 4)])
@@ -279,6 +294,7 @@ def test_items_beyond_the_waiters_allowed_are_told_so(unary: Steps, store: Local
     check(error(answers[2]), "TOO_MANY_WAITERS", limit=2)
 
 
+@pytest.mark.internals
 def test_drain_wakes_a_waiting_batch(unary: Steps, store: LocalStore) -> None:
     unary.publish(1)
     waiting = start_get(unary, [requests.get(room, max_wait=60) for room in (1, 2)])

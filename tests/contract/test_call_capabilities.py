@@ -15,7 +15,10 @@ from tests.support.fixtures import Start
 from tests.support.local import LocalStore
 from tests.support.steps import Steps
 
+pytestmark = pytest.mark.wire
 
+
+@pytest.mark.internals
 def test_defaults_are_those_of_the_contract(start: Start, kind: str) -> None:
     steps = start(slots=1024).steps(kind)
     facts = steps.capabilities()
@@ -28,6 +31,7 @@ def test_defaults_are_those_of_the_contract(start: Start, kind: str) -> None:
         dsa_topk_indices=2048,
         customized_info_bytes=4096,
         hidden_state_bytes=32768,
+        draft_tokens=16,
     )
     assert (facts.lease_default, facts.lease_min, facts.lease_max) == tuple(
         Duration(seconds=seconds) for seconds in (60, 1, 3600)
@@ -40,13 +44,7 @@ def test_defaults_are_those_of_the_contract(start: Start, kind: str) -> None:
     assert facts.max_waiters > 0
     assert (facts.slots_total, facts.slots_free) == (1024, 1024)
     assert facts.arena_bytes == facts.row_bytes * 1024
-    assert sorted(facts.hidden_state_dtypes) == [
-        rp.DATA_TYPE_FLOAT32,
-        rp.DATA_TYPE_FLOAT16,
-        rp.DATA_TYPE_BFLOAT16,
-        rp.DATA_TYPE_FLOAT8_E4M3,
-        rp.DATA_TYPE_FLOAT8_E5M2,
-    ]
+    assert sorted(facts.hidden_state_dtypes) == sorted(set(rp.DataType.values()) - {rp.DATA_TYPE_UNSPECIFIED})
     assert "session" in facts.features
     assert facts.store_epoch
     assert facts.server_version
@@ -59,6 +57,7 @@ def test_no_element_types_where_no_hidden_states_fit(steps: Steps) -> None:
     assert (facts.limits.hidden_state_bytes, list(facts.hidden_state_dtypes)) == (0, [])
 
 
+@pytest.mark.internals
 def test_settings_are_advertised_and_enforced(start: Start, kind: str) -> None:
     store = start(
         slots=3,
@@ -104,6 +103,7 @@ def test_settings_are_advertised_and_enforced(start: Start, kind: str) -> None:
         steps.get(2, reader="decode")
 
 
+@pytest.mark.clock
 def test_it_needs_no_slot_renews_nothing_and_answers_while_all_is_full(steps: Steps, store: LocalStore) -> None:
     for room in range(8):
         steps.reserve(room, lease=10)
@@ -116,11 +116,13 @@ def test_it_needs_no_slot_renews_nothing_and_answers_while_all_is_full(steps: St
     assert steps.free == 8
 
 
+@pytest.mark.internals
 def test_it_answers_while_draining(steps: Steps, store: LocalStore) -> None:
     store.core.drain()
     assert steps.capabilities().slots_total == 8
 
 
+@pytest.mark.settings(slots=8)
 def test_consumed_slots_count_as_free(steps: Steps) -> None:
     steps.reserve(1)
     steps.publish(2)
@@ -139,6 +141,7 @@ def test_the_epoch_is_in_every_answer(steps: Steps) -> None:
     assert steps.capabilities().store_epoch == epoch
 
 
+@pytest.mark.internals
 def test_two_stores_have_one_schema_and_two_epochs(start: Start) -> None:
     one, other = (start().steps().capabilities() for _ in range(2))
     assert one.schema_fingerprint == other.schema_fingerprint
@@ -160,6 +163,7 @@ BATCHES: dict[str, Batch] = {
 }
 
 
+@pytest.mark.internals
 @pytest.mark.parametrize("batch", BATCHES)
 def test_max_batch_is_enforced_at_the_limit_and_one(start: Start, batch: str) -> None:
     unary = start(slots=256).steps()

@@ -12,6 +12,8 @@ from tests.support.fixtures import Start
 from tests.support.local import LocalStore
 from tests.support.steps import Steps
 
+pytestmark = pytest.mark.internals
+
 
 def test_without_wait_it_answers_at_once(steps: Steps, store: LocalStore) -> None:
     with refused("HANDOFF_NOT_FOUND"):
@@ -39,6 +41,7 @@ def test_it_is_woken_by_publication_abort_expiry_and_drain(steps: Steps, store: 
     assert store.waiting == 0
 
 
+@pytest.mark.clock
 @pytest.mark.settings(max_wait=86400.0)
 @pytest.mark.parametrize("deadline", [12.34, 60.0, 123.4, 999.9, 1234.0])
 def test_it_answers_sooner_than_grpc_rounds_the_deadline_up(unary: Steps, store: LocalStore, deadline: float) -> None:
@@ -105,6 +108,8 @@ def test_a_real_wait_runs_out_by_itself(steps: Steps, store: LocalStore) -> None
     assert store.waiting == 0
 
 
+@pytest.mark.settings(slots=8)
+@pytest.mark.wire
 def test_a_waiting_get_takes_no_slot_and_knows_no_key(steps: Steps, store: LocalStore) -> None:
     waiting = [steps.start_get(room) for room in range(20)]
     store.until_waiting(20)
@@ -138,6 +143,7 @@ def test_each_of_many_readers_of_one_key_is_woken_once(steps: Steps, store: Loca
     assert store.sight(7).waiting == 0
 
 
+@pytest.mark.wire
 @pytest.mark.settings(max_waiters=0)
 def test_a_store_that_lets_nobody_wait(steps: Steps) -> None:
     with refused("TOO_MANY_WAITERS", limit=0):

@@ -12,7 +12,10 @@ from tests.support.failures import refused
 from tests.support.local import LocalStore
 from tests.support.steps import Steps
 
+pytestmark = pytest.mark.wire
 
+
+@pytest.mark.clock
 @pytest.mark.parametrize(
     ("asked", "granted"),
     [(None, 60), (0, 1), (0.5, 1), (1, 1), (17.25, 17.25), (3600, 3600), (3600.001, 3600), (1e9, 3600)],
@@ -37,6 +40,7 @@ def test_the_longest_lease_that_a_duration_can_say(steps: Steps) -> None:
     assert steps.caller.call("Reserve", request).lease.seconds == 3600
 
 
+@pytest.mark.clock
 def test_renewing_may_shorten_the_lease_too(steps: Steps, store: LocalStore) -> None:
     token = steps.reserve(7, lease=100).token
     steps.reserve(7, lease=1)
@@ -45,6 +49,7 @@ def test_renewing_may_shorten_the_lease_too(steps: Steps, store: LocalStore) -> 
         steps.put(7, token)
 
 
+@pytest.mark.clock  # ages are compared
 def test_a_repeated_reserve_of_what_is_published_gets_the_same_answer_and_changes_nothing(
     steps: Steps, store: LocalStore
 ) -> None:
@@ -58,6 +63,7 @@ def test_a_repeated_reserve_of_what_is_published_gets_the_same_answer_and_change
     assert steps.record(7) == records.full()
 
 
+@pytest.mark.settings(slots=8)
 def test_a_repeated_reserve_takes_no_second_slot(steps: Steps, store: LocalStore) -> None:
     for _ in range(20):
         steps.reserve(7)
@@ -65,6 +71,7 @@ def test_a_repeated_reserve_takes_no_second_slot(steps: Steps, store: LocalStore
     assert len(store.listing()) == 1
 
 
+@pytest.mark.clock
 @pytest.mark.settings(slots=1)
 def test_a_waiting_reserve_is_served_by_each_way_a_slot_comes_back(steps: Steps, store: LocalStore) -> None:
     token = steps.reserve(0).token
@@ -87,6 +94,7 @@ def test_a_waiting_reserve_is_served_by_each_way_a_slot_comes_back(steps: Steps,
     assert [handoff.key.room for handoff in store.listing()] == [4]
 
 
+@pytest.mark.internals
 @pytest.mark.settings(slots=1)
 def test_a_wait_for_a_slot_that_ran_out(steps: Steps, store: LocalStore) -> None:
     steps.reserve(1, lease=60)
@@ -104,6 +112,7 @@ def test_a_wait_for_a_slot_that_ran_out(steps: Steps, store: LocalStore) -> None
         steps.get(2)
 
 
+@pytest.mark.internals
 @pytest.mark.settings(slots=1, max_wait=5.0)
 def test_a_wait_longer_than_the_bound_is_granted_at_the_bound(steps: Steps, store: LocalStore) -> None:
     steps.reserve(1, lease=60)
@@ -132,6 +141,7 @@ def test_nobody_passes_those_who_wait(steps: Steps, store: LocalStore) -> None:
         steps.reserve(3)
 
 
+@pytest.mark.internals
 @pytest.mark.settings(slots=1)
 def test_while_it_waits_its_key_may_be_aborted(steps: Steps, store: LocalStore) -> None:
     steps.reserve(1)
@@ -146,6 +156,7 @@ def test_while_it_waits_its_key_may_be_aborted(steps: Steps, store: LocalStore) 
 # -- the one-shot Put --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.clock
 def test_one_shot_put_is_idempotent_by_its_owner(steps: Steps, store: LocalStore) -> None:
     first = steps.put_once(7, records.full())
     assert steps.put_once(7, records.full()) == first
@@ -160,6 +171,7 @@ def test_one_shot_put_is_idempotent_by_its_owner(steps: Steps, store: LocalStore
     assert steps.free == 8
 
 
+@pytest.mark.clock
 def test_one_shot_put_takes_what_reserve_takes(steps: Steps, store: LocalStore) -> None:
     steps.put_once(7, records.full(), readers=2, attempt=3, producer=("p", 9), lease=5)
     sight = store.sight(7)
@@ -188,6 +200,7 @@ def test_one_shot_put_refused_leaves_no_reservation(steps: Steps, store: LocalSt
         steps.get(7)
 
 
+@pytest.mark.settings(slots=8)
 def test_one_shot_put_under_its_owners_reservation(steps: Steps) -> None:
     token = steps.reserve(7).token
     first = steps.put_once(7, records.full())
@@ -195,6 +208,7 @@ def test_one_shot_put_under_its_owners_reservation(steps: Steps) -> None:
     assert steps.free == 7
 
 
+@pytest.mark.clock
 def test_one_shot_put_refused_leaves_its_owners_reservation_as_it_was(steps: Steps, store: LocalStore) -> None:
     token = steps.reserve(7, lease=10).token
     with refused("TOP_LOGPROBS_OVERFLOW"):
@@ -216,6 +230,7 @@ def test_one_shot_put_that_waits_is_idempotent_too(steps: Steps, store: LocalSto
     assert steps.record(7) == records.full()
 
 
+@pytest.mark.clock
 def test_published_at_is_the_stores_wall_clock(steps: Steps, store: LocalStore) -> None:
     token = steps.reserve(7).token
     store.advance(1.5)

@@ -14,6 +14,8 @@ from tests.support.failures import refused
 from tests.support.local import LocalStore
 from tests.support.steps import Steps
 
+pytestmark = pytest.mark.wire
+
 
 def sample(room: int, number: int) -> rp.HandoffKey:
     """One of n samples of a request."""
@@ -94,6 +96,7 @@ def test_case_07_two_owners_the_first_completes(steps: Steps) -> None:
     assert steps.record(7, reader="decode") == records.numbered(1)
 
 
+@pytest.mark.clock
 def test_case_07_one_owner_twice_renews_the_lease(steps: Steps, store: LocalStore) -> None:
     first = steps.reserve(7, lease=10)
     store.advance(9)
@@ -160,6 +163,7 @@ STATES = {
 }
 
 
+@pytest.mark.clock
 @pytest.mark.parametrize("by", ["key", "token", "attempt"])
 @pytest.mark.parametrize("state", STATES)
 def test_case_08_abort_is_answered_and_the_first_end_wins(steps: Steps, store: LocalStore, state: str, by: str) -> None:
@@ -185,6 +189,7 @@ def test_case_08_abort_is_answered_and_the_first_end_wins(steps: Steps, store: L
         assert caught.error.metadata == {"http_status": "499", "failure_reason": "CANCELLED"}
 
 
+@pytest.mark.clock
 @pytest.mark.parametrize("state", STATES)
 def test_case_08_after_any_end_a_higher_attempt_starts_clean(steps: Steps, store: LocalStore, state: str) -> None:
     STATES[state][0](steps, store)
@@ -197,6 +202,7 @@ def test_case_08_after_any_end_a_higher_attempt_starts_clean(steps: Steps, store
 # -- 9, 10: a reader that waits ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.internals
 @pytest.mark.parametrize("reserved", [True, False], ids=["reserved", "before Reserve"])
 def test_case_09_prefill_aborts_and_each_of_four_ranks_learns_it(
     steps: Steps, store: LocalStore, reserved: bool
@@ -214,6 +220,7 @@ def test_case_09_prefill_aborts_and_each_of_four_ranks_learns_it(
         steps.get(7, max_wait=300, reader="rank 4")
 
 
+@pytest.mark.internals
 def test_case_10_get_before_reserve_waits_and_gets_the_record(steps: Steps, store: LocalStore) -> None:
     early = [steps.start_get(7, reader="decode"), steps.start_get(7)]
     store.until_waiting(2)
@@ -234,6 +241,7 @@ def test_case_10_one_shot_put_wakes_it_too(steps: Steps, store: LocalStore) -> N
 # -- 11: the queue for slots -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.internals
 @pytest.mark.settings(slots=1)
 def test_case_11_first_come_first_served_and_the_cancelled_one_takes_nothing(store: LocalStore, kind: str) -> None:
     steps = store.steps(kind)
@@ -277,6 +285,7 @@ def test_case_11_one_shot_puts_queue_too(steps: Steps, store: LocalStore) -> Non
 # -- 12: leases --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.clock
 @pytest.mark.settings(lease_min=0.1)
 def test_case_12_a_lease_of_200_ms_renewed_twice(steps: Steps, store: LocalStore) -> None:
     token = steps.reserve(7, lease=0.2).token
@@ -289,6 +298,7 @@ def test_case_12_a_lease_of_200_ms_renewed_twice(steps: Steps, store: LocalStore
     steps.put(7, token)
 
 
+@pytest.mark.internals
 @pytest.mark.settings(lease_min=0.1, real_time=True)
 def test_case_12_not_renewed_it_expires_with_no_other_traffic(steps: Steps, store: LocalStore) -> None:
     token = steps.reserve(7, lease=0.2).token

@@ -15,6 +15,8 @@ from tests.support.local import LocalStore
 from tests.support.records import Token, logprobs, record, with_hidden
 from tests.support.steps import Steps
 
+pytestmark = pytest.mark.wire
+
 CAP = 4096  # of customized_info
 MASK = 1024
 ROW = 32768  # of hidden states
@@ -52,6 +54,7 @@ def test_case_01_overflow_leaves_reservation_and_neighbour_alone(steps: Steps, s
     assert steps.record(3) == records.full(3)
 
 
+@pytest.mark.internals
 def test_case_01_a_refused_put_wakes_nobody(steps: Steps, store: LocalStore) -> None:
     token = steps.reserve(7).token
     waiting = steps.start_get(7)
@@ -130,7 +133,7 @@ def test_case_05_unequal_lengths_are_never_padded(shared: Steps, room: int, valu
     token = shared.reserve(room).token
     for name in ("top_logprobs", "token_ids_logprobs"):
         with refused("INVALID_RECORD") as caught:
-            shared.put(room, token, record(Token(token_id=1, **{name: unequal})))  # type: ignore[arg-type]
+            shared.put(room, token, record(Token(token_id=1, **{name: unequal})))
         (description,) = caught.error.violations.values()
         assert str(values) in description
         assert str(ids) in description

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
 
 import grpc
 import pytest
@@ -16,9 +15,11 @@ from tests.support.caller import STORE
 from tests.support.failures import CallFailed, refused
 from tests.support.fixtures import Start
 from tests.support.local import LocalStore
-from tests.support.process import command
+from tests.support.process import run_command
 from tests.support.records import Token, logprobs, record
 from tests.support.steps import Steps
+
+pytestmark = pytest.mark.internals
 
 # -- 18: restarts ------------------------------------------------------------------------------------------------------
 
@@ -48,6 +49,7 @@ def test_case_18_store_restarts_between_put_and_get(start: Start, kind: str) -> 
     assert steps.get(8).store_epoch == epoch
 
 
+@pytest.mark.wire
 def test_case_18_producer_restarts_with_three_reserved_and_one_published(steps: Steps, store: LocalStore) -> None:
     before, after = ("prefill-0", 1_700_000_000), ("prefill-0", 1_700_000_060)
     tokens = [steps.reserve(room, producer=before).token for room in range(3)]
@@ -69,6 +71,7 @@ def test_case_18_producer_restarts_with_three_reserved_and_one_published(steps: 
 # -- 20: hostile sizes and forms ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.wire
 @pytest.mark.parametrize("size", [5 << 20, (5 << 20) + 1])
 def test_case_20_a_record_of_5_mib(shared: Steps, room: int, size: int) -> None:
     with refused("FIELD_OVERFLOW", field="customized_info_bytes", requested=size):
@@ -120,6 +123,7 @@ def test_case_20_the_largest_legal_batch_fits_into_a_message(start: Start) -> No
     assert got.ByteSize() <= limits.max_message_bytes
 
 
+@pytest.mark.wire
 def test_case_20_namespace_of_10000_bytes_and_missing_room(shared: Steps, room: int) -> None:
     with refused("INVALID_REQUEST") as caught:
         shared.put_once(rp.HandoffKey(namespace="n" * 10_000, room=room))
@@ -130,6 +134,7 @@ def test_case_20_namespace_of_10000_bytes_and_missing_room(shared: Steps, room: 
     assert shared.exchange(room)
 
 
+@pytest.mark.wire
 def test_case_20_a_method_nobody_knows(shared_store: LocalStore, shared: Steps, room: int) -> None:
     for name in (f"/{STORE}/Steal", "/no.such.Service/Get", f"/{STORE}/get"):
         call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = shared_store.channel().unary_unary(name)
@@ -140,6 +145,7 @@ def test_case_20_a_method_nobody_knows(shared_store: LocalStore, shared: Steps, 
     assert shared.exchange(room)
 
 
+@pytest.mark.wire
 def test_case_20_noise_on_every_method(shared_store: LocalStore, shared: Steps, room: int) -> None:
     rng = random.Random(20)
     channel = shared_store.channel()
@@ -195,14 +201,7 @@ def test_case_21_after_a_thousand_mixed_hand_offs_all_is_free(steps: Steps, stor
 def test_case_22_a_plan_tells_what_capabilities_reports(start: Start) -> None:
     asked = ["--max-running-requests", "64", "--max-top-logprobs", "128"]
     hidden = ["--hidden-size", "7168", "--hidden-dtype", "bfloat16"]
-    plan = json.loads(
-        subprocess.run(
-            [command("pd-handoff"), "plan", *asked, *hidden, "--json"],
-            capture_output=True,
-            check=True,
-            timeout=60,
-        ).stdout
-    )
+    plan = json.loads(run_command("plan", *asked, *hidden, "--json").stdout)
     assert plan["slots"] == 2 * 64
     assert plan["limits"]["hidden_state_bytes"] == 2 * 7168
     store = start(slots=plan["slots"], max_hidden_state_bytes=plan["limits"]["hidden_state_bytes"])
@@ -212,12 +211,7 @@ def test_case_22_a_plan_tells_what_capabilities_reports(start: Start) -> None:
 
 
 def test_case_22_the_planner_of_two_times_2048_rows() -> None:
-    run = subprocess.run(
-        [command("pd-handoff"), "plan", "--max-running-requests", "2048", "--hidden-size", "7168", "--json"],
-        capture_output=True,
-        check=True,
-        timeout=60,
-    )
+    run = run_command("plan", "--max-running-requests", "2048", "--hidden-size", "7168", "--json")
     plan = json.loads(run.stdout)
     assert plan["slots"] == 4096
     assert plan["arena_bytes"] == 4096 * plan["row_bytes"]

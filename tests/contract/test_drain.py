@@ -21,8 +21,10 @@ from tests.support.caller import STORE, Stream
 from tests.support.failures import CallFailed, refused
 from tests.support.fixtures import Launch
 from tests.support.local import LocalStore
-from tests.support.process import NOT_SERVING, SERVING, ProcessStore
+from tests.support.process import NOT_SERVING, SERVING, START_SECONDS, ProcessStore
 from tests.support.waits import PATIENCE, eventually
+
+pytestmark = pytest.mark.internals
 
 UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 
@@ -124,6 +126,7 @@ def test_the_transport_ends_before_the_grace_does(store: LocalStore, monkeypatch
     assert 2.5 <= grace < grace + cut < 4  # the process has to come to its end within 4 seconds, too
 
 
+@pytest.mark.wire
 @pytest.mark.parametrize("grace", [0.0, 0.1, 5.0, 10.0, 3600.0])
 def test_a_part_of_the_grace_is_kept_for_the_end(grace: float) -> None:
     calls, last = parts(grace)
@@ -191,9 +194,9 @@ def test_sigterm_ends_the_process_with_0_and_another_takes_its_place(launch: Lau
 
 
 def test_a_signal_while_it_starts_ends_it_too(launch: Launch) -> None:
-    store = launch(wait=False)
+    store = launch(wait=False, fresh=True)
     for status in store.watch():
         assert status == NOT_SERVING
         break
     store.signal(signal.SIGINT)
-    assert store.exit_code() == 0
+    assert store.exit_code(START_SECONDS) == 0

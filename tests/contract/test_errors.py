@@ -5,11 +5,14 @@ from __future__ import annotations
 import pytest
 from google.protobuf.message import Message
 from pd_handoff.v1 import metadata_store_pb2 as pb
+from pd_handoff_server.store.interface import Query
 
 from tests.support import records, requests
 from tests.support.failures import refused
 from tests.support.local import LocalStore
 from tests.support.steps import Steps
+
+pytestmark = pytest.mark.wire
 
 
 @pytest.mark.settings(slots=2)
@@ -41,6 +44,7 @@ def test_too_many_waiting_calls(steps: Steps, store: LocalStore) -> None:
     assert not third.done()
 
 
+@pytest.mark.clock
 def test_a_live_key_of_another_owner(steps: Steps, store: LocalStore) -> None:
     token = steps.reserve(7, "first").token
     store.advance(1.5)
@@ -64,6 +68,7 @@ def test_second_put_of_another_record(steps: Steps) -> None:
     assert steps.record(7) == records.numbered(1)
 
 
+@pytest.mark.clock
 def test_stale_token_tells_the_state_of_the_key(steps: Steps, store: LocalStore) -> None:
     unknown = b"never made by any store"
 
@@ -99,6 +104,7 @@ def test_superseded_and_lower_attempt(steps: Steps) -> None:
         steps.put_once(7, attempt=3)
 
 
+@pytest.mark.clock
 def test_lease_ran_out_before_put(steps: Steps, store: LocalStore) -> None:
     token = steps.reserve(7, lease=2).token
     store.advance(2)
@@ -128,6 +134,7 @@ def test_get_without_wait_of_a_reserved_one(steps: Steps) -> None:
         steps.get(7)
 
 
+@pytest.mark.internals
 @pytest.mark.parametrize("reserved", [False, True])
 def test_wait_ran_out(steps: Steps, store: LocalStore, reserved: bool) -> None:
     if reserved:
@@ -158,6 +165,7 @@ def test_aborted_hand_off_tells_the_failure(steps: Steps) -> None:
             steps.put_once(7)
 
 
+@pytest.mark.clock
 def test_get_of_an_expired_hand_off(steps: Steps, store: LocalStore) -> None:
     token = steps.publish(7, records.numbered(1))
     store.advance(300)
@@ -182,6 +190,7 @@ def test_producer_restarted(steps: Steps) -> None:
         steps.put_once(9, producer=("p", 1))
 
 
+@pytest.mark.clock
 def test_get_after_it_was_consumed_and_freed(steps: Steps, store: LocalStore) -> None:
     steps.publish(7)
     steps.get(7, reader="decode")
@@ -211,6 +220,7 @@ def test_schema_fingerprint_differs(steps: Steps) -> None:
         steps.capabilities(expected_schema_fingerprint="")
 
 
+@pytest.mark.internals
 def test_draining(steps: Steps, store: LocalStore) -> None:
     steps.publish(7)
     store.core.drain()
@@ -232,6 +242,7 @@ def _break(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(store.core, name, fail)
 
 
+@pytest.mark.internals
 @pytest.mark.parametrize(("method", "request_"), requests.EACH, ids=[method for method, _ in requests.EACH])
 def test_unforeseen_errors_do_not_show_their_text(
     steps: Steps,
@@ -252,19 +263,36 @@ def test_unforeseen_errors_do_not_show_their_text(
     steps.get(9, reader="decode")
 
 
+@pytest.mark.internals
 def test_a_batch_that_fails_leaves_nothing_waiting(
     unary: Steps, store: LocalStore, monkeypatch: pytest.MonkeyPatch, failures: list[str]
 ) -> None:
-    original = store.core.get
+    original = store.core.await_record
 
-    def get(key: tuple[str, int, int], *rest: object) -> object:
-        if key[1] == 3:
+    def wait(query: Query, *rest: object) -> object:
+        if query.key[1] == 3:
             raise RuntimeError("a secret of the house")
-        return original(key, *rest)
+        return original(query, *rest)
 
-    monkeypatch.setattr(store.core, "get", get)
+    monkeypatch.setattr(store.core, "await_record", wait)
     batch = pb.BatchGetRequest(requests=[requests.get(room, max_wait=300) for room in (1, 2, 3, 4)])
     with refused("INTERNAL"):
         unary.caller.call("BatchGet", batch)
     assert store.waiting == 0
+    assert "RuntimeError" in failures.pop()
+
+
+@pytest.mark.internals
+def test_a_batch_that_fails_when_its_answer_is_made_is_told_and_logged(
+    unary: Steps, store: LocalStore, monkeypatch: pytest.MonkeyPatch, failures: list[str]
+) -> None:
+    def get(query: Query, *rest: object) -> object:
+        raise RuntimeError("a secret of the house")
+
+    waiting = unary.caller.start("BatchGet", pb.BatchGetRequest(requests=[requests.get(1, max_wait=300)]), None)
+    store.until_waiting(1)
+    monkeypatch.setattr(store.core, "get", get)
+    unary.put_once(1)
+    with refused("INTERNAL"):
+        waiting.result()
     assert "RuntimeError" in failures.pop()

@@ -16,6 +16,8 @@ from tests.support.local import LocalStore
 from tests.support.records import Token, logprobs, record, with_hidden
 from tests.support.steps import Steps
 
+pytestmark = pytest.mark.wire
+
 F32, F16, BF16, E4M3 = (
     rp.DATA_TYPE_FLOAT32,
     rp.DATA_TYPE_FLOAT16,
@@ -193,6 +195,7 @@ REQUESTS: dict[str, tuple[str, Message, set[str]]] = {
 }
 
 
+@pytest.mark.internals
 @pytest.mark.parametrize("what", REQUESTS)
 def test_malformed_request(shared: Steps, shared_store: LocalStore, what: str) -> None:
     method, request, fields = REQUESTS[what]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from pd_handoff.v1 import metadata_store_pb2 as pb
 from pd_handoff.v1 import record_pb2 as rp
 
@@ -10,6 +11,8 @@ from tests.support.failures import refused
 from tests.support.local import LocalStore
 from tests.support.records import Token, logprobs
 from tests.support.steps import Steps
+
+pytestmark = pytest.mark.wire
 
 TOO_WIDE = records.with_top(129)
 MALFORMED_AND_WIDE = rp.HandoffRecord(tokens=[Token(token_id=-1, top_logprobs=logprobs(129))])
@@ -28,6 +31,7 @@ def test_token_before_the_form_of_the_record(steps: Steps) -> None:
         steps.put(7, FOREIGN, MALFORMED_AND_WIDE)
 
 
+@pytest.mark.clock
 def test_state_before_the_form_of_the_record(steps: Steps, store: LocalStore) -> None:
     aborted = steps.reserve(1).token
     steps.abort(1)
@@ -77,6 +81,7 @@ def test_declared_widths_do_not_bind_the_put(steps: Steps) -> None:
     assert steps.record(7) == records.full()
 
 
+@pytest.mark.internals
 def test_widths_before_free_slots(store: LocalStore, steps: Steps) -> None:
     for room in range(8):
         steps.reserve(room)

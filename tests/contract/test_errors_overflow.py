@@ -15,6 +15,8 @@ from tests.support.local import LocalStore
 from tests.support.records import Token, logprobs, record
 from tests.support.steps import Steps
 
+pytestmark = pytest.mark.wire
+
 LIMITS = {
     "tokens": 8,
     "token_ids_logprobs": 128,
@@ -23,6 +25,8 @@ LIMITS = {
     "dsa_topk_indices": 2048,
     "customized_info_bytes": 4096,
     "hidden_state_bytes": 32768,
+    "engine_state_bytes": 0,
+    "draft_tokens": 16,
 }
 """The defaults of every width but `top_logprobs`, which has a reason of its own."""
 
@@ -43,6 +47,10 @@ def of_width(field: str, width: int) -> rp.HandoffRecord:
         return record(speculative=rp.SpeculativeState(dsa_topk_indices=[-1] * width))
     if field == "customized_info_bytes":
         return record(customized_info=bytes(width))
+    if field == "engine_state_bytes":
+        return record(engine_state=rp.EngineState(type="x", data=bytes(width)))
+    if field == "draft_tokens":
+        return record(speculative=rp.SpeculativeState(draft_token_ids=range(width)))
     assert field == "hidden_state_bytes"
     return records.with_hidden(rp.DATA_TYPE_FLOAT8_E4M3, [width], bytes(width))
 
@@ -68,6 +76,7 @@ def test_the_token_that_is_too_wide_is_named(shared: Steps, room: int) -> None:
         shared.put(room, token, wide)
 
 
+@pytest.mark.settings(slots=8)
 def test_reserve_refuses_top_logprobs_that_can_never_fit(steps: Steps) -> None:
     with refused("TOP_LOGPROBS_OVERFLOW", requested=129, limit=128) as caught:
         steps.reserve(7, widths=pb.Widths(top_logprobs=129))
@@ -81,6 +90,7 @@ def test_capabilities_refuses_top_logprobs_that_can_never_fit(steps: Steps) -> N
     assert "token_index" not in caught.error.metadata
 
 
+@pytest.mark.settings(slots=8)
 def test_one_shot_put_of_too_many_top_logprobs_leaves_no_reservation(steps: Steps, store: LocalStore) -> None:
     with refused("TOP_LOGPROBS_OVERFLOW", requested=129, limit=128, token_index=0):
         steps.put_once(7, records.with_top(129))
@@ -122,6 +132,7 @@ def test_reserve_and_capabilities_give_the_error_that_put_would(shared: Steps, r
     shared.capabilities(required=pb.Widths(**{field: limit}))
 
 
+@pytest.mark.internals
 @pytest.mark.parametrize("field", ["top_logprobs", *(name for name in LIMITS if name != "tokens")])
 def test_a_width_of_zero_switches_the_part_off(start: Start, kind: str, field: str) -> None:
     settings: dict[str, Any] = {f"max_{field}": 0}

@@ -12,6 +12,8 @@ from tests.support.fixtures import Start
 from tests.support.records import Token
 from tests.support.steps import Steps
 
+pytestmark = pytest.mark.wire
+
 BAD_KEY = rp.HandoffKey(namespace="n" * 10_000, room=1)
 
 
@@ -24,6 +26,7 @@ def worst_token() -> rp.SampledToken:
     )
 
 
+@pytest.mark.internals
 def test_a_record_with_hundreds_of_violations(start: Start, kind: str) -> None:
     steps = start(max_tokens=256).steps(kind)
     worst = rp.HandoffRecord(tokens=[worst_token() for _ in range(256)])

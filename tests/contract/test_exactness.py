@@ -16,6 +16,8 @@ from tests.support.local import LocalStore
 from tests.support.records import Token, floats, logprobs_of_bits, record, varint
 from tests.support.steps import Steps
 
+pytestmark = pytest.mark.wire
+
 PATTERNS = {
     "zeros": [0x00000000, 0x80000000],
     "infinities": [0x7F800000, 0xFF800000],

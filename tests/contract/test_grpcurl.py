@@ -12,6 +12,9 @@ import pytest
 from tests.support.fixtures import Start
 from tests.support.local import LocalStore
 from tests.support.process import command
+from tests.support.waits import patient
+
+pytestmark = pytest.mark.internals
 
 ROOT = Path(__file__).resolve().parents[2]
 ADDRESS = "127.0.0.1:50071"
@@ -57,7 +60,7 @@ def run(text: str, store: LocalStore, home: Path) -> subprocess.CompletedProcess
         [command(words[0]), *words[1:]],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=patient(60),
         check=False,
         env={"HOME": str(home), "PATH": "/usr/bin:/bin"},
     )
@@ -86,6 +89,7 @@ def test_the_sessions_shown_are_those_that_run(page: str, fresh: LocalStore, tmp
         assert (done.returncode != 0) == answer.startswith("ERROR:")
 
 
+@pytest.mark.wire
 def test_what_operators_need_is_shown() -> None:
     commands = "\n".join(text for text, _ in sessions("docs/grpcurl.md"))
     for part in ("list", "describe", "Capabilities", "/Put", "/Get", "ListHandoffs", "GetHandoff", '"reserve"'):

@@ -19,6 +19,8 @@ from tests.support.process import NOT_SERVING, SERVING
 from tests.support.steps import Steps
 from tests.support.waits import PATIENCE
 
+pytestmark = pytest.mark.internals
+
 
 def health(store: LocalStore, service: str = "") -> int:
     """What a probe is told."""
@@ -64,10 +66,12 @@ def test_before_it_is_ready_every_call_is_answered_draining(unready: LocalStore,
         else:
             with refused("DRAINING"):
                 caller.call(method, request)
-    with refused("DRAINING"):
-        unready.listing()
+    for method, request in (*requests.BATCHES, *requests.LOOKS):
+        with refused("DRAINING"):
+            unready.caller().call(method, request)
 
 
+@pytest.mark.wire
 @pytest.mark.settings(slots=1)
 def test_case_19_serving_while_the_arena_is_full(store: LocalStore, unary: Steps) -> None:
     unary.reserve(1)
@@ -81,6 +85,7 @@ def test_case_19_serving_while_the_arena_is_full(store: LocalStore, unary: Steps
     assert unary.free == 0
 
 
+@pytest.mark.wire
 def test_health_of_a_service_nobody_knows(store: LocalStore) -> None:
     with pytest.raises(grpc.RpcError) as caught:
         health(store, "no.such.Service")

@@ -11,6 +11,8 @@ from tests.support.failures import refused
 from tests.support.local import LocalStore
 from tests.support.steps import Steps
 
+pytestmark = pytest.mark.wire
+
 # -- attempts ----------------------------------------------------------------------------------------------------------
 
 
@@ -27,6 +29,7 @@ def test_a_higher_attempt_starts_clean_and_fences_the_old_one(steps: Steps) -> N
     assert (answer.attempt, answer.record) == (1, records.numbered(1))
 
 
+@pytest.mark.settings(slots=8)
 def test_attempts_may_skip(steps: Steps) -> None:
     steps.reserve(7, attempt=5)
     steps.reserve(7, attempt=(1 << 64) - 1)
@@ -41,6 +44,7 @@ def test_the_same_attempt_by_another_owner_is_refused(steps: Steps) -> None:
         steps.reserve(7, "second", attempt=1)
 
 
+@pytest.mark.clock
 def test_a_lower_attempt_is_stale_after_every_end(steps: Steps, store: LocalStore) -> None:
     steps.abort(1, attempt=2)
     steps.reserve(2, attempt=2, lease=1)
@@ -54,6 +58,7 @@ def test_a_lower_attempt_is_stale_after_every_end(steps: Steps, store: LocalStor
             steps.put_once(room, attempt=1, owner="another")
 
 
+@pytest.mark.settings(slots=8)
 def test_an_abort_of_a_higher_attempt_supersedes_the_live_one(steps: Steps) -> None:
     reserved, published = steps.reserve(1).token, steps.publish(2)
     for room, token in ((1, reserved), (2, published)):
@@ -90,6 +95,7 @@ def test_get_sees_no_tombstone_of_a_lower_attempt(steps: Steps, store: LocalStor
     assert waiting.result().attempt == 2
 
 
+@pytest.mark.internals
 def test_get_keeps_waiting_across_a_supersede(steps: Steps, store: LocalStore) -> None:
     waiting = steps.start_get(7, reader="decode")
     steps.reserve(7)
@@ -102,6 +108,7 @@ def test_get_keeps_waiting_across_a_supersede(steps: Steps, store: LocalStore) -
     assert (answer.attempt, answer.record) == (2, records.numbered(2))
 
 
+@pytest.mark.internals
 def test_get_that_names_a_higher_attempt_waits_past_the_lower_ones_record(steps: Steps, store: LocalStore) -> None:
     waiting = steps.start_get(7, attempt=1)
     store.until_waiting(1)
@@ -115,6 +122,7 @@ def test_get_that_names_a_higher_attempt_waits_past_the_lower_ones_record(steps:
 # -- rooms are used again and again ------------------------------------------------------------------------------------
 
 
+@pytest.mark.clock
 @pytest.mark.parametrize("room", [0, (1 << 64) - 1])
 def test_a_completed_room_is_used_again_by_other_owners(steps: Steps, store: LocalStore, room: int) -> None:
     for number in range(5):
@@ -135,6 +143,7 @@ def test_one_shot_puts_use_a_completed_room_again(steps: Steps) -> None:
         assert steps.record(7, reader="decode") == records.numbered(number)
 
 
+@pytest.mark.clock
 def test_the_same_owner_after_completion_gets_its_reservation_then_the_outcome(steps: Steps, store: LocalStore) -> None:
     token = steps.publish(7)
     steps.get(7, reader="decode")
@@ -156,6 +165,7 @@ def test_a_former_owner_of_a_reused_room_still_gets_its_ok(steps: Steps) -> None
     assert steps.record(7) == records.numbered(2)
 
 
+@pytest.mark.clock
 def test_a_repeated_one_shot_put_is_not_published_again_into_a_reused_room(steps: Steps, store: LocalStore) -> None:
     first = steps.put_once(7, records.numbered(1), owner="first")
     steps.get(7, reader="decode")

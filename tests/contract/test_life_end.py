@@ -12,9 +12,12 @@ from tests.support.local import LocalStore
 from tests.support.steps import Steps
 from tests.support.waits import eventually
 
+pytestmark = pytest.mark.wire
+
 RELEASED = {"http_status": "503", "failure_reason": "RELEASED"}
 
 
+@pytest.mark.clock
 def test_first_terminal_state_wins(steps: Steps, store: LocalStore) -> None:
     token = steps.reserve(7, lease=5).token
     store.advance(5)
@@ -41,6 +44,7 @@ def test_abort_after_publication_ends_it_for_those_who_read_and_ask_again(steps:
             steps.get(7, reader=rank)
 
 
+@pytest.mark.settings(slots=8)
 def test_abort_before_reserve_refuses_the_late_reserve_of_that_attempt(steps: Steps) -> None:
     assert steps.abort(7, attempt=3)
     for late in (2, 3):
@@ -67,6 +71,7 @@ def test_abort_of_a_lower_attempt_leaves_the_live_one(steps: Steps) -> None:
     steps.put(7, token)
 
 
+@pytest.mark.clock
 def test_abort_by_token_of_an_ended_attempt(steps: Steps, store: LocalStore) -> None:
     consumed, expired = steps.publish(1), steps.reserve(2, lease=1).token
     steps.get(1, reader="decode")
@@ -109,6 +114,7 @@ def test_every_http_status(steps: Steps, status: int) -> None:
 # -- Release -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.settings(slots=8)
 def test_release_of_a_reserved_one_ends_it(steps: Steps, store: LocalStore) -> None:
     token = steps.reserve(7).token
     waiting = steps.start_get(7)
@@ -140,6 +146,7 @@ def test_release_of_a_consumed_one_frees_it_at_once(steps: Steps) -> None:
         steps.get(7, reader="decode")
 
 
+@pytest.mark.clock
 def test_release_of_ended_ones_is_ok(steps: Steps, store: LocalStore) -> None:
     aborted, expired = steps.reserve(1).token, steps.reserve(2, lease=1).token
     steps.abort(1)
@@ -152,6 +159,7 @@ def test_release_of_ended_ones_is_ok(steps: Steps, store: LocalStore) -> None:
         steps.get(2)
 
 
+@pytest.mark.settings(slots=8)
 def test_release_by_reader_in_each_state_is_ok(steps: Steps, store: LocalStore) -> None:
     steps.release(1, reader="decode")  # nobody knows it
     with refused("HANDOFF_NOT_FOUND"):
@@ -171,6 +179,7 @@ def test_release_by_reader_in_each_state_is_ok(steps: Steps, store: LocalStore) 
 # -- tombstones --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.clock
 @pytest.mark.settings(tombstone_time=10.0)
 def test_outcomes_are_forgotten_after_their_time(steps: Steps, store: LocalStore) -> None:
     steps.reserve(7)
@@ -197,6 +206,7 @@ def test_outcomes_are_bounded_in_number_oldest_first(steps: Steps, store: LocalS
     assert len(store.listing(states=[admin_pb2.HANDOFF_STATE_ABORTED])) == 3
 
 
+@pytest.mark.clock
 def test_a_repeated_put_of_what_was_published_still_gets_its_ok(steps: Steps, store: LocalStore) -> None:
     token = steps.reserve(7).token
     first = steps.put(7, token, records.full())
@@ -210,6 +220,7 @@ def test_a_repeated_put_of_what_was_published_still_gets_its_ok(steps: Steps, st
     assert steps.put(7, token, records.full()) == first
 
 
+@pytest.mark.clock
 def test_so_does_one_whose_retention_ran_out(steps: Steps, store: LocalStore) -> None:
     token = steps.reserve(7).token
     first = steps.put(7, token, records.full())
@@ -234,6 +245,7 @@ def test_expiry_needs_no_traffic(steps: Steps, store: LocalStore) -> None:
     assert store.listing() == []
 
 
+@pytest.mark.clock
 def test_retention_counts_from_publication(steps: Steps, store: LocalStore) -> None:
     token = steps.reserve(7, lease=60).token
     store.advance(59)
@@ -246,11 +258,12 @@ def test_retention_counts_from_publication(steps: Steps, store: LocalStore) -> N
         steps.get(7)
 
 
+@pytest.mark.internals
 def test_a_changed_wall_clock_ends_nothing(steps: Steps, store: LocalStore) -> None:
     token = steps.reserve(7, lease=60).token
-    store.clock.shift_wall(-86_400)  # type: ignore[attr-defined]
+    store.clock.shift_wall(-86_400)
     store.core.tick()
-    store.clock.shift_wall(2 * 86_400)  # type: ignore[attr-defined]
+    store.clock.shift_wall(2 * 86_400)
     store.core.tick()
     steps.put(7, token)
     assert steps.record(7) == records.record()

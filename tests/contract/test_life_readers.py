@@ -10,10 +10,13 @@ from tests.support.failures import refused
 from tests.support.local import LocalStore
 from tests.support.steps import Steps
 
+pytestmark = pytest.mark.wire
+
 PUBLISHED = admin_pb2.HANDOFF_STATE_PUBLISHED
 CONSUMED = admin_pb2.HANDOFF_STATE_CONSUMED
 
 
+@pytest.mark.settings(slots=8)
 def test_it_waits_for_all_expected_readers(steps: Steps, store: LocalStore) -> None:
     steps.publish(7, records.full(), readers=3)
     for rank in range(3):
@@ -47,6 +50,7 @@ def test_reading_without_consuming_counts_for_nothing(steps: Steps, store: Local
     assert (store.sight(7).state, store.sight(7).readers_done) == (PUBLISHED, 0)
 
 
+@pytest.mark.clock
 def test_a_consuming_get_is_repeated_by_its_reader_or_any_other_within_the_grace(
     steps: Steps, store: LocalStore
 ) -> None:
@@ -63,6 +67,7 @@ def test_a_consuming_get_is_repeated_by_its_reader_or_any_other_within_the_grace
         steps.get(7, max_wait=300)
 
 
+@pytest.mark.clock
 def test_redelivery_does_not_prolong_the_grace(steps: Steps, store: LocalStore) -> None:
     steps.publish(7)
     for _ in range(3):
@@ -72,6 +77,7 @@ def test_redelivery_does_not_prolong_the_grace(steps: Steps, store: LocalStore) 
         steps.get(7, reader="decode")
 
 
+@pytest.mark.clock
 @pytest.mark.settings(slots=2)
 def test_the_grace_ends_when_the_slot_is_needed_oldest_first(steps: Steps, store: LocalStore) -> None:
     for room in (1, 2):
@@ -86,11 +92,12 @@ def test_the_grace_ends_when_the_slot_is_needed_oldest_first(steps: Steps, store
     assert steps.free == 1
 
 
+@pytest.mark.clock
 @pytest.mark.settings(slots=2)
 def test_expired_slots_are_taken_back_before_consumed_ones(steps: Steps, store: LocalStore) -> None:
     steps.exchange(1, records.numbered(1))
     steps.reserve(2, lease=1)
-    store.clock.advance(1)  # type: ignore[attr-defined]
+    store.clock.advance(1)
     steps.reserve(3)  # the timer has not looked yet
     assert steps.record(1) == records.numbered(1)
     with refused("HANDOFF_EXPIRED"):
@@ -114,6 +121,7 @@ def test_release_by_reader_counts_as_consumption(steps: Steps, store: LocalStore
     assert store.sight(7).state == CONSUMED
 
 
+@pytest.mark.settings(slots=8)
 def test_release_by_all_readers_before_the_put(steps: Steps, store: LocalStore) -> None:
     token = steps.reserve(7, readers=2).token
     steps.release(7, reader="rank 0")
@@ -131,6 +139,7 @@ def test_readers_that_wait_all_get_it_and_are_counted(steps: Steps, store: Local
     assert store.sight(7).state == CONSUMED
 
 
+@pytest.mark.clock
 def test_a_get_that_gave_up_marks_nothing(steps: Steps, store: LocalStore) -> None:
     waiting = steps.start_get(7, max_wait=1, reader="decode")
     store.until_waiting(1)

@@ -12,6 +12,8 @@ from tests.support.failures import check, of_status
 from tests.support.local import LocalStore
 from tests.support.steps import Steps
 
+pytestmark = pytest.mark.wire
+
 MAX_IN_FLIGHT = 1024
 
 
@@ -40,6 +42,7 @@ def test_answers_come_in_any_order_and_a_parked_get_holds_up_nothing(stream: Str
         assert pair[call_id].HasField("put")
 
 
+@pytest.mark.settings(slots=8)
 def test_all_six_calls(stream: Stream) -> None:
     stream.send(pb.SessionRequest(call_id=1, capabilities=pb.CapabilitiesRequest()))
     assert stream.receive().capabilities.slots_total == 8
@@ -64,6 +67,7 @@ def test_every_call_id_is_echoed(stream: Stream, call_id: int) -> None:
     assert answer.HasField("capabilities")
 
 
+@pytest.mark.internals
 def test_a_call_id_in_use_twice(stream: Stream, store: LocalStore) -> None:
     stream.send(get(1, 7, 300))
     store.until_waiting(1)
@@ -104,6 +108,7 @@ def test_fields_in_another_order_mean_the_same(stream: Stream) -> None:
     assert (answer.call_id, answer.WhichOneof("result")) == (42, "capabilities")
 
 
+@pytest.mark.internals
 def test_calls_in_flight_are_bounded(stream: Stream, store: LocalStore, unary: Steps) -> None:
     for call_id in range(MAX_IN_FLIGHT):
         stream.send(get(call_id, call_id, 300))
@@ -125,6 +130,7 @@ def test_calls_in_flight_are_bounded(stream: Stream, store: LocalStore, unary: S
     store.until_waiting(0)
 
 
+@pytest.mark.internals
 def test_when_the_stream_ends_its_parked_calls_are_dropped_and_what_was_done_stays(
     stream: Stream, store: LocalStore, unary: Steps
 ) -> None:
@@ -197,6 +203,7 @@ def test_a_burst_is_answered_whole(stream: Stream) -> None:
     assert {answer.error.code for answer in answers} == {grpc.StatusCode.NOT_FOUND.value[0]}
 
 
+@pytest.mark.internals
 def test_drain_answers_what_is_parked(stream: Stream, store: LocalStore) -> None:
     stream.send(get(1, 7, 300))
     store.until_waiting(1)

@@ -9,12 +9,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from pd_handoff_server.rpc.sockets import AddressError, Places
+from pd_handoff_server.transport.addresses import AddressError, Places
 
 from tests.support import records
 from tests.support.fixtures import Launch, Start
 from tests.support.local import transports
 from tests.support.process import NOT_SERVING, SERVING, run_serve
+
+pytestmark = pytest.mark.internals
 
 EXIT_FAILED, EXIT_USAGE = 1, 2
 
@@ -22,7 +24,7 @@ EXIT_FAILED, EXIT_USAGE = 1, 2
 def refusals(log: str) -> list[str]:
     """What a store that refused to start said, from its JSON log, in which nothing else may stand."""
     events = [json.loads(line) for line in log.splitlines()]
-    return [event["error"] for event in events if event["event"] == "refused to start"]
+    return [event["error"] for event in events if event["event"] == "refused_to_start"]
 
 
 def chosen(transport: str) -> list[str]:
@@ -31,7 +33,7 @@ def chosen(transport: str) -> list[str]:
 
 
 def test_case_19_not_serving_then_serving_then_not_serving(launch: Launch) -> None:
-    store = launch(wait=False, grace=2)
+    store = launch(wait=False, grace=2, fresh=True)
     statuses: list[int] = []
     for status in store.watch():
         statuses.append(status)
@@ -44,7 +46,7 @@ def test_case_19_not_serving_then_serving_then_not_serving(launch: Launch) -> No
 
 def test_a_second_store_on_the_same_port_fails_loudly(start: Start, transport: str) -> None:
     first = start(listen=("127.0.0.1:0",))
-    second = run_serve("--listen", first.target, "--log-format", "json", *chosen(transport))
+    second = run_serve("--listen", first.target, "--log-format", "json", *chosen(transport), fresh=True)
     assert second.returncode == EXIT_FAILED
     (message,) = refusals(second.stderr)
     assert first.target in message
@@ -138,6 +140,7 @@ def test_all_of_ipv6_is_not_had_beside_a_part_of_it(transport: str) -> None:
     assert f"{address} is in use" in refusals(run.stderr)[0]
 
 
+@pytest.mark.wire
 def test_a_name_that_nobody_knows(monkeypatch: pytest.MonkeyPatch) -> None:
     def nobody(*_: object, **__: object) -> None:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")

@@ -17,6 +17,8 @@ from tests.support.fixtures import Start
 from tests.support.local import LocalStore
 from tests.support.steps import Steps
 
+pytestmark = pytest.mark.internals
+
 PUBLISHED = admin_pb2.HANDOFF_STATE_PUBLISHED
 
 
@@ -159,6 +161,7 @@ def test_a_cancelled_reader_gives_its_place_to_another(start: Start) -> None:
         store.until_waiting(0)
 
 
+@pytest.mark.internals
 @pytest.mark.settings(slots=64)
 def test_many_callers_come_and_go(store: LocalStore, kind: str) -> None:
     for turn in range(5):

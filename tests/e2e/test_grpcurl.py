@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.process import ProcessStore, command
+from tests.support.waits import patient
 
 STORE = "pd_handoff.v1.MetadataStore"
 RESOURCE_EXHAUSTED = 8
@@ -31,7 +32,7 @@ def grpcurl(*arguments: str) -> subprocess.CompletedProcess[str]:
             env={"HOME": home, "PATH": "/usr/bin:/bin"},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=patient(60),
             check=False,
         )
 

@@ -20,6 +20,7 @@ from tests.support.clock import FakeClock
 from tests.support.failures import CallFailed
 from tests.support.process import ProcessStore
 from tests.support.steps import Steps
+from tests.support.waits import at_once
 
 from .common import WIDTHS, Options, Report, Scenario, differences, on_each_transport, record_of
 from .outside import QUIET, metrics
@@ -59,7 +60,7 @@ def _injected(report: Report) -> None:
         try:
             specs = [Spec(("", room, 0), "owner", lease=10 * 10**9) for room in (1, 2)]
             _, kept = store.reserve_all(specs, 0, lambda result: None)  # type: ignore[misc] # it does not wait
-            store.put(("", 2, 0), kept.token, record_of(("", 2, 0), 0))
+            store.put(("", 2, 0), kept.token, record_of(("", 2, 0), 0), at_once)
             clock.shift_wall(ahead)
             clock.advance(10 - 1e-9)
             store.tick()

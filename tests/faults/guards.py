@@ -25,6 +25,7 @@ SECONDS = 300
 
 SOAK = ("tests.faults", "soak", "--short", "--rounds", "450")
 CLOCK = ("tests.faults", "clock", "--short")
+ISOLATION = ("tests.faults", "isolation", "--short")
 NETWORK = ("tests.faults", "network", "--short")
 PYTEST = ("pytest", "-q", "-p", "no:cacheprovider", "--no-header")
 CRASHES = (
@@ -147,6 +148,27 @@ GUARDS = (
         r"staticmethod\(time\.monotonic_ns\)",
         "staticmethod(time.time_ns)",
         CLOCK,
+    ),
+    Guard(
+        "fences are shared out by namespace",
+        "lifecycle",
+        r"surplus = self\._order\.surplus\(\)",
+        "surplus = self._order.first()",
+        ISOLATION,
+    ),
+    Guard(
+        "the bound on unread answers is looked at before a record is read for a call that waited",
+        "handlers",
+        r"(refused = (?:None if self\._call is None else )?)self\._unread\.over\(self\._call\)",
+        r"\1None",
+        (*PYTEST, "tests/bounds/test_unread.py::test_a_batch_holds_nothing_while_it_waits_and_its_share_from_then_on"),
+    ),
+    Guard(
+        "one allowance bounds the events that callers cause",
+        "telemetry",
+        r"held_back = self\._allowance\.take\(\)",
+        "held_back = 0",
+        ISOLATION,
     ),
     Guard(
         "a lease ends when its time is over",

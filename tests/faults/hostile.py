@@ -40,6 +40,7 @@ def attack(target: Target, options: Options) -> None:
     bad_messages.misframed(target)
     floods.frames(target, options.times(3_000, 100_000))
     floods.headers(target, options.times(500, 20_000))
+    floods.references(target, options.times(50, 300))
     floods.garbage(target)
     floods.abandoned(target, options.times(1_000, 4_000))
     floods.crowd(target, options.times(200, 1_000))

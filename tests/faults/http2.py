@@ -27,6 +27,15 @@ def field(name: str, value: str | bytes) -> bytes:
     return b"\x10" + _length(len(name)) + name.encode() + _length(len(raw)) + raw
 
 
+def remembered(name: str, value: bytes) -> bytes:
+    """A header field that the peer is to keep in its table, where `REFERENCE` finds the latest."""
+    return b"\x40" + _length(len(name)) + name.encode() + _length(len(value)) + value
+
+
+REFERENCE = b"\xbe"
+"""The latest entry of the peer's table, in one byte."""
+
+
 def _length(size: int) -> bytes:
     if size < 127:
         return bytes((size,))

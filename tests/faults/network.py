@@ -15,7 +15,15 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
-from pd_handoff import AdminClient, DecodeClient, Failure, HandoffError, HandoffNotFound, HandoffState, PrefillClient
+from pd_handoff import (
+    AdminClient,
+    DecodeClient,
+    Failure,
+    HandoffError,
+    HandoffNotFound,
+    HandoffState,
+    PrefillClient,
+)
 
 from tests.support.process import ProcessStore
 from tests.support.waits import eventually

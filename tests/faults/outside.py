@@ -9,7 +9,7 @@ from typing import Any
 
 from pd_handoff_server.arena.layout import HEADER, Layout
 from pd_handoff_server.config import Settings
-from pd_handoff_server.persistence.geometry import Geometry
+from pd_handoff_server.persistence.layout import Geometry
 
 from tests.support.process import ProcessStore
 from tests.support.waits import eventually

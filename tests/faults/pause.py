@@ -8,18 +8,26 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
 from typing import Any
 
-from pd_handoff import DecodeClient, Failure, HandoffError, Key, PrefillClient, PrefillHandoff, Reservation
+from pd_handoff import (
+    DecodeClient,
+    Failure,
+    HandoffError,
+    Key,
+    PrefillClient,
+    PrefillHandoff,
+    Reservation,
+)
 
+from tests.support.preloaded import Talker
 from tests.support.process import ProcessStore
+from tests.support.waits import PATIENCE
 
 from .common import WIDTHS, Options, Report, Scenario, differences, on_each_transport, record_of
-from .fleet import REPOSITORY
 from .outside import QUIET, metrics
 
 LEASE = 0.4
@@ -33,19 +41,14 @@ class Producer:
     """A prefill process that can be stopped and continued. End it by leaving the context."""
 
     def __init__(self, target: str) -> None:
-        command = [sys.executable, "-m", "tests.faults.pause", target]
-        self._process = subprocess.Popen(
-            command, cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
-        )
+        self._process = Talker("tests.faults.pause:main", target)
 
     def tell(self, **job: object) -> None:
         """Give it something to do. It will read it when it can."""
-        assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(job) + "\n")
 
     def answer(self) -> dict[str, Any]:
         """What it says next. Raises AssertionError when it has ended."""
-        assert self._process.stdout is not None
         line = self._process.stdout.readline()
         assert line, f"the producer has ended: {self._process.poll()}"
         answer: dict[str, Any] = json.loads(line)
@@ -70,10 +73,9 @@ class Producer:
 
     def __exit__(self, *_: object) -> None:
         self._process.kill()
-        self._process.wait(30)
-        for pipe in (self._process.stdin, self._process.stdout):
-            assert pipe is not None
-            pipe.close()
+        self._process.wait(PATIENCE)
+        self._process.stdin.close()
+        self._process.stdout.close()
 
 
 class Round:

@@ -20,7 +20,17 @@ def test_short_form(name: str) -> None:
 
 
 def test_every_scenario_is_found() -> None:
-    assert {"auth-matrix", "clock", "guards", "hostile", "kill", "network", "pause", "soak"} == KNOWN.keys()
+    assert {
+        "auth-matrix",
+        "clock",
+        "guards",
+        "hostile",
+        "isolation",
+        "kill",
+        "network",
+        "pause",
+        "soak",
+    } == KNOWN.keys()
 
 
 def test_a_record_is_told_from_every_other() -> None:

@@ -12,7 +12,14 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from pd_handoff import DeadlineExceeded, DecodeClient, HandoffError, PrefillClient, Retries, StoreUnavailable
+from pd_handoff import (
+    DeadlineExceeded,
+    DecodeClient,
+    HandoffError,
+    PrefillClient,
+    Retries,
+    StoreUnavailable,
+)
 
 from .common import Report, differences, record_of
 

@@ -12,6 +12,7 @@ from types import ModuleType
 
 import pytest
 
+from tests.support.waits import patient
 from tools import hatch_build
 
 HERE = Path(__file__).resolve().parent
@@ -31,7 +32,7 @@ def compile_c(*arguments: str | Path) -> None:
     """Run the C compiler; fails the test with what it said."""
     command = [*hatch_build.compiler(), *STRICT, *map(str, arguments)]
     done = subprocess.run(
-        command, timeout=300, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+        command, timeout=patient(300), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
     )
     hint = "gcc with its libasan and libubsan is needed" if "san" in done.stdout else ""
     assert done.returncode == 0, f"{' '.join(command)} exited with {done.returncode}; {hint}\n{done.stdout}"

@@ -13,8 +13,10 @@ enum { RECORD = 1, PUT = 2, GET = 4, RESERVE = 8, SESSION = 16, PUTS = 32, GETS 
 enum { GUARD = 16, MOST = 1 << 20 };
 
 static const pd_limits NONE = {
-    {UINT64_MAX, UINT64_MAX, UINT64_MAX, UINT64_MAX, UINT64_MAX, UINT64_MAX, UINT64_MAX, UINT64_MAX}, UINT64_MAX};
-static const pd_limits NARROW = {{2, 3, 2, 2, 2, 3, 12, 16}, 200};
+    {UINT64_MAX, UINT64_MAX, UINT64_MAX, UINT64_MAX, UINT64_MAX, UINT64_MAX, UINT64_MAX, UINT64_MAX, UINT64_MAX,
+     UINT64_MAX},
+    UINT64_MAX};
+static const pd_limits NARROW = {{2, 3, 2, 2, 2, 3, 12, 16, 0, 16}, 200};
 
 static volatile uint64_t sink;
 
@@ -45,6 +47,7 @@ static void touch_reserve(const pd_reserve *reserve, pd_slice whole) {
   touch_key(&reserve->key, whole);
   touch(reserve->owner, whole);
   touch(reserve->instance_id, whole);
+  touch(reserve->request_digest, whole);
   for (int n = 0; n < PD_WIDTHS; n++) sink += reserve->widths[n];
   check(reserve->lease >= -1 && reserve->max_wait >= -1, "a time is negative");
   check(reserve->has_widths + reserve->has_producer <= 2, "unset");
@@ -79,6 +82,7 @@ static bool get(pd_slice data, const pd_limits *limits) {
   touch_key(&out.key, data);
   touch(out.reader_id, data);
   touch(out.expected_store_epoch, data);
+  touch(out.request_digest, data);
   check(out.max_wait >= -1, "a time is negative");
   sink += out.attempt + out.consume;
   return true;

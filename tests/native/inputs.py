@@ -57,7 +57,13 @@ def _reserve(rng: random.Random, *, key: bool = True) -> pb.ReserveRequest:
         request.producer.instance_id, request.producer.epoch = _text(rng, 256), _number(rng, 2**64 - 1)
     _time(request, "lease", rng)
     _time(request, "max_wait", rng)
+    _digest(request, rng)
     return request
+
+
+def _digest(request: pb.ReserveRequest | pb.GetRequest, rng: random.Random) -> None:
+    if rng.random() < 0.4:
+        request.request_digest = rng.randbytes(rng.choice((1, 16, 32)))
 
 
 def _record(rng: random.Random) -> rp.HandoffRecord:
@@ -92,6 +98,7 @@ def _get(rng: random.Random) -> pb.GetRequest:
     if rng.random() < 0.3:
         request.expected_store_epoch = _text(rng, 32)
     _time(request, "max_wait", rng)
+    _digest(request, rng)
     return request
 
 

@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 from pd_handoff.v1 import metadata_store_pb2 as pb
-from pd_handoff_server.arena.draft import Violations, measure
 from pd_handoff_server.arena.layout import Layout
+from pd_handoff_server.arena.packed_record import Violations, measure
+from pd_handoff_server.handlers import requests
 from pd_handoff_server.refusal import Refusal
-from pd_handoff_server.rpc import requests
 
 M = TypeVar("M", bound=Message)
 
@@ -29,7 +29,10 @@ def _parsed(kind: type[M], data: bytes) -> M | None:
 def _spec(request: pb.ReserveRequest, found: Violations, key: Any = None) -> Any:
     spec = requests.spec_of(request, found, key=key)
     return (
-        (spec.key, spec.owner, spec.attempt, spec.lease, spec.expected_readers, spec.producer, spec.widths),
+        (
+            *(spec.key, spec.owner, spec.attempt, spec.lease, spec.expected_readers, spec.producer, spec.widths),
+            spec.request_digest,
+        ),
         requests.wait_of(request, found),
     )
 
@@ -58,9 +61,10 @@ def get(request: pb.GetRequest, layout: Layout) -> Any:
     key = requests.key_of(request.key, found)
     wait = requests.wait_of(request, found)
     reader = requests.identifier(request.reader_id, "reader_id", found, required=request.consume)
+    digest = requests.digest_of(request.request_digest, found)
     if found:
         return None
-    return key, request.attempt, wait, reader, request.consume, request.expected_store_epoch
+    return key, request.attempt, wait, reader, request.consume, request.expected_store_epoch, digest
 
 
 def reserve(request: pb.ReserveRequest, layout: Layout) -> Any:

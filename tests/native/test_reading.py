@@ -14,6 +14,7 @@ from pd_handoff.v1 import metadata_store_pb2 as pb
 from pd_handoff_server.arena.layout import Layout, Limits
 
 from tests.property.catalogue import LIMITS as NARROW
+from tests.support import records, requests
 from tests.support.records import varint
 
 from . import python_reader
@@ -33,7 +34,7 @@ PUTS = ("put", "put_all")
 
 def packed(layout: Layout) -> bytes:
     """The limits as the reader takes them."""
-    return struct.pack("=9Q", *layout.widths, layout.image_bytes)
+    return struct.pack("=11Q", *layout.widths, layout.image_bytes)
 
 
 def scanned(scan: ModuleType, name: str, data: bytes, layout: Layout) -> Any:
@@ -70,6 +71,19 @@ def test_what_is_not_just_so_is_left_to_python_or_read_as_python_does(scan: Modu
     assert min(understood.values()) > count(16_000) // 500, understood
 
 
+def test_parts_that_few_engines_send_are_left_to_python(scan: ModuleType) -> None:
+    complete = records.complete()
+    parts = [complete]
+    for name in ("prompt_tokens", "traceparent"):
+        parts.append(records.full())
+        setattr(parts[-1], name, getattr(complete, name))
+    for record in parts:
+        data = requests.put(7, b"token", record).SerializeToString()
+        assert scanned(scan, "put", data, LAYOUTS[0]) is None
+        expected, _ = python_reader.read("put", data, LAYOUTS[0])
+        assert expected is not None
+
+
 def test_a_session_is_taken_apart_and_no_further(scan: ModuleType) -> None:
     fields = {field.number: field.name for field in pb.SessionRequest.DESCRIPTOR.fields}
     understood = 0
@@ -95,10 +109,10 @@ def test_nothing_of_another_type_is_read(scan: ModuleType) -> None:
         with pytest.raises(TypeError):
             getattr(scan, name)()
     for name in PUTS:
-        with pytest.raises(ValueError, match="72"):
+        with pytest.raises(ValueError, match="88"):
             getattr(scan, name)(b"", limits[1:])
         with pytest.raises(TypeError):
-            getattr(scan, name)(b"", "x" * 72)
+            getattr(scan, name)(b"", "x" * 88)
 
 
 def test_nothing_is_kept(scan: ModuleType) -> None:

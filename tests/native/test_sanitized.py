@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.waits import patient
 from tools import hatch_build
 
 from .conftest import HERE, LONG, SOURCES, compile_c, count, framed
@@ -41,7 +42,7 @@ def run(command: Sequence[str | Path], inputs_: Sequence[bytes], **environment: 
         env={**os.environ, **OPTIONS, **environment},
         input=framed(inputs_),
         capture_output=True,
-        timeout=600,
+        timeout=patient(600),
         check=False,
     )
     assert done.returncode == 0, done.stderr.decode(errors="replace")[-8000:]
@@ -81,7 +82,7 @@ def test_a_single_byte_outside_is_noticed(driver: Path, data: bytes, where: str)
         env={**os.environ, **OPTIONS},
         input=framed([data]),
         capture_output=True,
-        timeout=60,
+        timeout=patient(60),
         check=False,
     )
     assert done.returncode != 0

@@ -9,7 +9,7 @@ import importlib.util
 import sys
 from collections.abc import Iterator
 
-LIMITS = b"\xff" * 72
+LIMITS = b"\xff" * 88
 
 
 def inputs() -> Iterator[bytes]:
@@ -39,7 +39,7 @@ def main() -> None:
             (),
             (bytearray(b"x"),),
             (b"", b""),
-            (b"", b"x" * 71),
+            (b"", b"x" * 87),
             (None, LIMITS),
             (b"", b"", b""),
             (-1, -1),

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.process import ProcessStore
+from tests.support.waits import patient
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -30,7 +31,7 @@ RUNTIMES = {
 
 
 EXTENSION = f"_scan{sysconfig.get_config_var('EXT_SUFFIX')}"
-NATIVE = "pd_handoff_server/native"
+NATIVE = "pd_handoff_server/parser"
 STALE = b"left over from another build"
 
 
@@ -47,7 +48,7 @@ def run(*command: str | Path, cwd: Path | None = None, environment: Mapping[str,
         [str(part) for part in command],
         cwd=cwd,
         env=without_settings(environment or {}),
-        timeout=300,
+        timeout=patient(300),
         capture_output=True,
         text=True,
         check=False,
@@ -71,7 +72,7 @@ def build(source: Path, out: Path, *, kind: str = "wheel", **environment: str) -
         [sys.executable, "-c", f"import hatchling.build, sys; hatchling.build.build_{kind}(sys.argv[1])", str(out)],
         cwd=source,
         env=without_settings(environment),
-        timeout=300,
+        timeout=patient(300),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -9,7 +9,16 @@ import sys
 from importlib.metadata import version
 
 import pd_handoff
-from pd_handoff import DecodeClient, Key, Logprobs, PrefillClient, Record, Token, TopLogprobsOverflow, Widths
+from pd_handoff import (
+    DecodeClient,
+    Key,
+    Logprobs,
+    PrefillClient,
+    Record,
+    Token,
+    TopLogprobsOverflow,
+    Widths,
+)
 from pd_handoff.v1 import admin_pb2_grpc, error_reason_pb2, metadata_store_pb2_grpc
 
 

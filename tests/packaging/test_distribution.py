@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tarfile
 import zipfile
 from email.parser import Parser
@@ -27,7 +28,8 @@ def test_wheel_holds_both_packages_and_nothing_beside_them(files: dict[str, byte
     (info,) = {top for top in tops if top.endswith(".dist-info")}
     assert tops == {"pd_handoff", "pd_handoff_server", info}
     assert {"pd_handoff/py.typed", "pd_handoff_server/py.typed"} <= files.keys()
-    assert not [name for name in files if "test" in name.lower() or "__pycache__" in name]
+    of_tests = re.compile(r"(^|/)(tests?|conftest|test_[^/]*)(/|\.py|$)|__pycache__", re.IGNORECASE)
+    assert not [name for name in files if of_tests.search(name)]
     for package, home in (("pd_handoff", ROOT / "clients/python"), ("pd_handoff_server", ROOT / "service")):
         modules = {str(path.relative_to(home)) for path in (home / package).rglob("*.py*") if path.suffix != ".pyc"}
         assert modules <= files.keys()

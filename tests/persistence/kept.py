@@ -13,7 +13,7 @@ import numpy as np
 from pd_handoff_server.arena.arena import DamagedRowError
 from pd_handoff_server.arena.layout import Layout, Limits
 from pd_handoff_server.lifecycle import Handoff, Lifecycle, Policy, State, TokenMint, Tombstone
-from pd_handoff_server.persistence.restart import Persistence
+from pd_handoff_server.persistence.persistence import Persistence
 from pd_handoff_server.store.embedded import EmbeddedStore
 
 from tests.support.clock import FakeClock
@@ -145,7 +145,7 @@ class Kept:
 
 
 def _tombstone(tombstone: Tombstone) -> dict[str, Any]:
-    return {name: getattr(tombstone, name) for name in Tombstone.__slots__ if name != "live"}
+    return {name: getattr(tombstone, name) for name in Tombstone.__slots__ if name not in ("live", "place")}
 
 
 def ignore(result: object) -> None:

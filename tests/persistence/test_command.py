@@ -80,7 +80,7 @@ def refusal(*arguments: str) -> str:
     assert ended.returncode == 1
     assert "Traceback" not in ended.stderr
     event = json.loads(ended.stderr.splitlines()[-1])
-    assert event["event"] == "refused to start"
+    assert event["event"] == "refused_to_start"
     return str(event["error"])
 
 
@@ -115,6 +115,6 @@ def test_a_file_open_to_others_is_closed_and_told(path: Path, target: str) -> No
     path.chmod(0o644)
     with ProcessStore(target, arena_file=path, **SETTINGS) as store:
         store.wait()
-        (told,) = [event for event in store.events if event["event"].startswith("arena file could be read by others")]
+        (told,) = [event for event in store.events if event["event"] == "arena_file_permissions_narrowed"]
         assert (told["level"], told["path"], told["was"]) == ("warning", str(path), "0644")
         assert path.stat().st_mode & 0o777 == 0o600

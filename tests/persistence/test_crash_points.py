@@ -10,13 +10,15 @@ from typing import Any
 
 import pytest
 from pd_handoff_server.arena.arena import Arena
-from pd_handoff_server.arena.draft import Draft
-from pd_handoff_server.lifecycle import Failure, Handoff, Observer, Spec
+from pd_handoff_server.arena.packed_record import Draft
+from pd_handoff_server.lifecycle import Failure, Observer, Spec
 from pd_handoff_server.persistence.arena import FileArena
 from pd_handoff_server.persistence.journal import Journal
 from pd_handoff_server.persistence.redo import Redo
+from pd_handoff_server.store.interface import Query, Reserved
 
 from tests.support.records import full, numbered
+from tests.support.waits import at_once
 
 from .crash import Findings, die_in
 from .kept import SECOND, Kept, ignore, policy
@@ -36,18 +38,20 @@ class Scenario:
         """Claim, or renew."""
         spec = Spec(("", room, 0), owner, **more)  # type: ignore[arg-type]
         handoff = self.kept.store.reserve(spec, 0, ignore)
-        assert isinstance(handoff, Handoff)
+        assert isinstance(handoff, Reserved)
         self.tokens[room] = handoff.token
         return handoff
 
     def batch(self, *specs: Spec) -> None:
         """Claim several."""
-        for handoff in self.kept.store.reserve_all(specs, 0, ignore):  # type: ignore[union-attr]
-            self.tokens[handoff.key[1]] = handoff.token
+        granted = self.kept.store.reserve_all(specs, 0, ignore)
+        assert isinstance(granted, list)
+        for spec, reserved in zip(specs, granted, strict=True):
+            self.tokens[spec.key[1]] = reserved.token
 
     def put(self, room: int) -> object:
         """Publish."""
-        return self.kept.store.put(("", room, 0), self.tokens[room], full(room))
+        return self.kept.store.put(("", room, 0), self.tokens[room], full(room), at_once)
 
     def put_once(self, room: int, **more: object) -> None:
         """Reserve and publish."""
@@ -56,7 +60,7 @@ class Scenario:
 
     def get(self, room: int, reader: str) -> object:
         """Consume."""
-        return self.kept.store.get(("", room, 0), 0, reader, True, 0, ignore)
+        return self.kept.store.get(Query(("", room, 0), 0, reader, True), 0, ignore)
 
     def together(self, *calls: Call) -> None:
         """As the items of a batch."""
@@ -80,13 +84,13 @@ class Scenario:
         """What happens, in order."""
         store = self.kept.store
         return {
-            "reserve": lambda: self.reserve(1, expected_readers=10, widths=(1, 2, 0, 0, 0, 0, 0, 0)),
+            "reserve": lambda: self.reserve(1, expected_readers=10, widths=(1, 2, 0, 0, 0, 0, 0, 0, 0, 0)),
             "renew": lambda: self.reserve(1, lease=90 * SECOND),
             "put": lambda: self.put(1),
             "consume": lambda: self.get(1, "rank 0"),
             "consume many": lambda: [self.get(1, f"rank {number}") for number in range(1, 9)],
-            "release by a reader": lambda: store.release(("", 1, 0), b"", "rank 0" * 40),
-            "abort ahead": lambda: store.abort(("", 2, 0), FAILURE, b"", 3),
+            "release by a reader": lambda: store.release(("", 1, 0), b"", "rank 0" * 40, at_once),
+            "abort ahead": lambda: store.abort(("", 2, 0), FAILURE, b"", 3, at_once),
             "one-shot put": lambda: self.put_once(3),
             "reserve of a producer": lambda: self.reserve(4, producer=("p", 1)),
             "one-shot put that evicts": lambda: self.put_once(5),
@@ -94,9 +98,9 @@ class Scenario:
             "producer restarts": lambda: self.reserve(4, "b", producer=("p", 2)),
             "put before it supersedes": lambda: self.put(4),
             "one-shot put that supersedes": lambda: self.put_once(4, attempt=1),
-            "abort": lambda: store.abort(("", 4, 0), FAILURE, b"", None),
-            "release": lambda: store.release(("", 3, 0), self.tokens[3], ""),
-            "abort a published one": lambda: store.abort(("", 5, 0), FAILURE, b"", None),
+            "abort": lambda: store.abort(("", 4, 0), FAILURE, b"", None, at_once),
+            "release": lambda: store.release(("", 3, 0), self.tokens[3], "", at_once),
+            "abort a published one": lambda: store.abort(("", 5, 0), FAILURE, b"", None, at_once),
             "batch": lambda: self.batch(*(Spec(("", room, 0), "batch") for room in (6, 7, 8))),
             "batch put": lambda: self.together(lambda: self.put(6), lambda: self.put(7)),
             "batch that supersedes": lambda: self.batch(*(Spec(("", room, 0), "again", 1) for room in (8, 6, 7))),
@@ -108,7 +112,7 @@ class Scenario:
                 *(partial(self.put_once, room) for room in (12, 13, 14)),
                 *(partial(self.get, room, "r") for room in (12, 13)),
                 *(partial(self.put_once, room) for room in (15, 16)),
-                lambda: store.abort(("", 14, 0), FAILURE, b"", None),
+                lambda: store.abort(("", 14, 0), FAILURE, b"", None, at_once),
                 lambda: self.put_once(17),
             ),
             "forget them": lambda: self.later(1000),

@@ -14,13 +14,15 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pd_handoff_server.lifecycle import Failure, Handoff, Spec
+from pd_handoff_server.lifecycle import Failure, Spec
+from pd_handoff_server.persistence import codec
 from pd_handoff_server.persistence.errors import ArenaFileError
 from pd_handoff_server.persistence.superblock import MAGIC, Superblock
 from pd_handoff_server.refusal import Refusal
-from pd_handoff_server.store.interface import Reading
+from pd_handoff_server.store.interface import Query, Reading, Reserved
 
 from tests.support.records import full, numbered
+from tests.support.waits import at_once
 
 from .kept import BOOT, LIMITS, LONG, SECOND, Kept, ignore, policy
 
@@ -33,13 +35,13 @@ def full_store(path: Path) -> Iterator[Kept]:
     for room in range(4):
         spec = Spec(("", room, 0), f"owner {room}", 0, None, 12, (f"p{room}", room))
         handoff = store.reserve(spec, 0, ignore)
-        assert isinstance(handoff, Handoff)
+        assert isinstance(handoff, Reserved)
         if room:
-            store.put(("", room, 0), handoff.token, full(room))
+            store.put(("", room, 0), handoff.token, full(room), at_once)
         for reader in range(11 if room == 2 else 12 * (room == 3)):
-            store.get(("", room, 0), 0, f"rank {reader}", True, 0, ignore)
+            store.get(Query(("", room, 0), 0, f"rank {reader}", True), 0, ignore)
     for room in range(10, 20):
-        store.abort(("", room, 0), Failure(400, "REASON", "text" * room), b"", None)
+        store.abort(("", room, 0), Failure(400, "REASON", "text" * room), b"", None, at_once)
     yield kept
     kept.close()
 
@@ -305,7 +307,7 @@ def check_damaged(kept: Kept, copy: Path) -> bool:
 def test_damage_is_refused_or_safe(full_store: Kept, data: st.DataObject) -> None:
     geometry = full_store.persistence._file.geometry
     regions = [geometry.superblock, geometry.redo, geometry.control, geometry.slots, geometry.tombstones]
-    regions += [geometry.producers, geometry.readers, geometry.rows]
+    regions += [geometry.producers, geometry.long_tombstones, geometry.readers, geometry.rows]
     holes = []
     for _ in range(data.draw(st.integers(1, 3))):
         region = data.draw(st.sampled_from(regions))
@@ -317,13 +319,17 @@ def test_damage_is_refused_or_safe(full_store: Kept, data: st.DataObject) -> Non
 def test_every_flipped_bit_of_the_bookkeeping_in_use_is_found(full_store: Kept) -> None:
     """Each of the bytes that a store would read, one at a time, with one bit flipped."""
     file = full_store.persistence._file
-    geometry, ring = file.geometry, full_store.persistence.journal.ring
+    geometry, outcomes = file.geometry, full_store.persistence.journal.outcomes
     used = [*range(200), *range(4092, 4096)]  # the first page
-    used += range(geometry.control.offset, geometry.control.offset + 28)
+    used += range(geometry.control.offset, geometry.control.offset + codec.CONTROL_SIZE)
     for slot in range(5):
-        start = geometry.slots.offset + slot * 1088
+        start = geometry.slots.offset + slot * codec.SLOT_STRIDE
         used += range(start, start + 56, 3)
-    used += range(geometry.tombstones.offset, geometry.tombstones.offset + ring.tail, 7)
+    assert outcomes._held
+    for place, tombstone in outcomes._held.items():
+        start = geometry.tombstones.offset + place * codec.TOMBSTONE_STRIDE
+        size = len(codec.pack_tombstone(tombstone, place, 1))
+        used += range(start, start + min(size, codec.TOMBSTONE_STRIDE), 7)
     original = full_store.bytes.tobytes()
     for offset in used:
         copy = damage(full_store, [(offset, bytes((original[offset] ^ 1 << offset % 8,)))])
@@ -339,8 +345,8 @@ def test_a_damaged_row_costs_that_record_alone(full_store: Kept) -> None:
     after = full_store.restart(copy)
     assert (after.report.damaged, after.report.quarantined) == (1, 1)
     with pytest.raises(Exception, match="damaged; prefill again"):
-        after.store.get(("", 1, 0), 0, "rank 0", True, 0, ignore)
-    assert after.store.get(("", 2, 0), 0, "rank 0", True, 0, ignore).image == full(2).SerializeToString()  # type: ignore[union-attr]
+        after.store.get(Query(("", 1, 0), 0, "rank 0", True), 0, ignore)
+    assert after.store.get(Query(("", 2, 0), 0, "rank 0", True), 0, ignore).image == full(2).SerializeToString()  # type: ignore[union-attr]
     again = after.restart()
     assert (again.report.damaged, again.report.quarantined) == (0, 1)
     again.close()
@@ -360,10 +366,10 @@ def test_whole_rows_of_one_generation_exchanged_are_damage_to_a_reader(full_stor
     exchange_rows(full_store, full_store.persistence._file.memory)
     for room in (1, 2):
         with pytest.raises(Refusal) as caught:
-            full_store.store.get(("", room, 0), 0, "rank 0", True, 0, ignore)
+            full_store.store.get(Query(("", room, 0), 0, "rank 0", True), 0, ignore)
         assert caught.value.metadata["failure_reason"] == "ROW_DAMAGED"
     assert full_store.lifecycle.slots.quarantined == {1, 2}
-    assert isinstance(full_store.store.get(("", 3, 0), 0, "rank 0", True, 0, ignore), Reading)
+    assert isinstance(full_store.store.get(Query(("", 3, 0), 0, "rank 0", True), 0, ignore), Reading)
 
 
 def test_whole_rows_of_one_generation_exchanged_are_damage_to_a_restart(full_store: Kept) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 from pd_handoff_server.arena.layout import Layout
 from pd_handoff_server.lifecycle import Lifecycle, Policy, TokenMint
-from pd_handoff_server.persistence.restart import Persistence
+from pd_handoff_server.persistence.persistence import Persistence
 from pd_handoff_server.store.embedded import EmbeddedStore
 
 from tests.property.catalogue import LIMITS

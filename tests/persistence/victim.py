@@ -22,9 +22,11 @@ from typing import Any
 
 from pd_handoff_server.lifecycle import Failure, Spec, TokenMint
 from pd_handoff_server.refusal import Refusal
+from pd_handoff_server.store.interface import Query
 
 from tests.faults.common import record_of
 from tests.support.clock import FakeClock
+from tests.support.waits import at_once
 
 from .kept import Kept, ignore, policy
 
@@ -59,13 +61,13 @@ def _call(kind: str, room: int, attempt: int, owner: int, readers: int) -> Calla
             specs = [Spec(("", room + at, 0), f"owner {owner}", attempt) for at in range(3)]
             return store.reserve_all(specs, 0, ignore)
         if kind == "put" and live is not None:
-            return store.put(key, live.token, _small(key, live.attempt))
+            return store.put(key, live.token, _small(key, live.attempt), at_once)
         if kind == "get":
-            return store.get(key, attempt, f"reader {readers}", True, 0, ignore)
+            return store.get(Query(key, attempt, f"reader {readers}", True), 0, ignore)
         if kind == "abort":
-            return store.abort(key, Failure(400, "REASON", "text " * readers), b"", attempt)
+            return store.abort(key, Failure(400, "REASON", "text " * readers), b"", attempt, at_once)
         if kind == "release" and live is not None:
-            store.release(key, live.token, "")
+            store.release(key, live.token, "", at_once)
         return store.tick()
 
     return call

@@ -8,13 +8,22 @@ from typing import Any
 from pd_handoff_server.arena.arena import Arena
 from pd_handoff_server.arena.layout import HEADER, Layout
 from pd_handoff_server.lifecycle import Failure as StoreFailure
-from pd_handoff_server.lifecycle import Handoff, Lifecycle, Observer, Policy, Spec, TokenMint, Tombstone
+from pd_handoff_server.lifecycle import (
+    Handoff,
+    Lifecycle,
+    Observer,
+    Policy,
+    Spec,
+    TokenMint,
+    Tombstone,
+)
 from pd_handoff_server.refusal import Refusal
 from pd_handoff_server.store.embedded import EmbeddedStore
-from pd_handoff_server.store.interface import Parked, Reading
+from pd_handoff_server.store.interface import Parked, Query, Reading, Reserved
 from pd_handoff_server.store.waiting import Waiter
 
 from tests.support.clock import FakeClock
+from tests.support.waits import at_once
 
 from .catalogue import LIMITS, Paper
 from .reference import Reference
@@ -41,12 +50,14 @@ class Ledger(Observer):
     def __init__(self) -> None:
         self.holders: dict[int, Handoff] = {}
         self.frees: dict[int, int] = {}
+        self.granted: dict[bytes, Handoff] = {}  # by token
 
     def reserved(self, handoff: Handoff) -> None:
         """A slot may be handed out only while nobody has it, with a generation that counts how often it came back."""
         assert handoff.slot not in self.holders, "one slot, two owners"
         assert handoff.generation == self.frees.get(handoff.slot, 0)
         self.holders[handoff.slot] = handoff
+        self.granted[handoff.token] = handoff
 
     def ended(self, handoff: Handoff, tombstone: Tombstone | None) -> None:
         """Only its holder frees a slot."""
@@ -97,7 +108,10 @@ class Pair:
 
     def put(self, key: Key, token: bytes, paper: Paper) -> Any:
         """With a token."""
-        return self._both(lambda: self.store.put(key, token, paper.message), lambda: self.model.put(key, token, paper))
+        return self._both(
+            lambda: self.store.put(key, token, paper.message, at_once),
+            lambda: self.model.put(key, token, paper),
+        )
 
     def put_once(self, ask: Ask, paper: Paper, wait: int = 0) -> Any:
         """Reserve and Put in one."""
@@ -112,7 +126,7 @@ class Pair:
         """A read."""
         number, done = self._waiter()
         return self._both(
-            lambda: self.store.get(key, attempt, reader, consume, wait, done),
+            lambda: self.store.get(Query(key, attempt, reader, consume), wait, done),
             lambda: self.model.get(key, attempt, reader, consume, wait, number),
             number,
         )
@@ -120,13 +134,14 @@ class Pair:
     def release(self, key: Key, token: bytes = b"", reader: str = "") -> Any:
         """By token, or by reader."""
         return self._both(
-            lambda: self.store.release(key, token, reader), lambda: self.model.release(key, token, reader)
+            lambda: self.store.release(key, token, reader, at_once),
+            lambda: self.model.release(key, token, reader),
         )
 
     def abort(self, key: Key, failure: Failure, token: bytes = b"", attempt: int | None = None) -> Any:
         """In every form."""
         return self._both(
-            lambda: self.store.abort(key, StoreFailure(*failure), token, attempt),
+            lambda: self.store.abort(key, StoreFailure(*failure), token, attempt, at_once),
             lambda: self.model.abort(key, failure, token, attempt),
         )
 
@@ -202,13 +217,12 @@ class Pair:
                 for handoff, live in zip(handoffs, lives, strict=True):
                     self._match_grant(handoff, live)
             case Published(wall):
-                assert result == wall
+                assert result == (wall, self.store.facts().epoch)
             case Read(live, paper):
                 assert isinstance(result, Reading), result
                 assert result.image == paper.image
-                handoff = result.handoff
-                seen = (handoff.attempt, handoff.reserved_wall, handoff.published_wall)
-                assert seen == (live.ask.attempt, live.reserved_wall, live.published_wall)
+                seen = (result.attempt, result.reserved_wall, result.published_wall, result.epoch)
+                assert seen == (live.ask.attempt, live.reserved_wall, live.published_wall, self.store.facts().epoch)
             case Waits():
                 assert isinstance(result, Waiter), result
             case Plain(values):
@@ -220,18 +234,18 @@ class Pair:
             assert options, (result.reason, values)
             _match_refusal(result, options[0])
         else:
-            plain = [value.wall if isinstance(value, Published) else value for value in values]
+            plain = [
+                (value.wall, self.store.facts().epoch) if isinstance(value, Published) else value for value in values
+            ]
             assert result in plain, (result, values)
 
-    def _match_grant(self, handoff: Any, live: Live) -> None:
-        assert isinstance(handoff, Handoff), handoff
+    def _match_grant(self, reserved: Any, live: Live) -> None:
+        assert isinstance(reserved, Reserved), reserved
         if live.token is None:
-            assert all(handoff.token != token for _, token in self.tokens), "a token was handed out twice"
-            live.token = handoff.token
-            self.tokens.append((live.ask.key, handoff.token))
-        assert handoff.token == live.token
-        assert (handoff.key, handoff.attempt, handoff.owner) == (live.ask.key, live.ask.attempt, live.ask.owner)
-        assert handoff.lease == live.lease
+            assert all(reserved.token != token for _, token in self.tokens), "a token was handed out twice"
+            live.token = reserved.token
+            self.tokens.append((live.ask.key, reserved.token))
+        assert reserved == (live.token, live.lease, self.store.facts().epoch)
 
     # -- what must hold at any time ------------------------------------------------------------------------------------
 
@@ -273,11 +287,11 @@ class Pair:
 
     def _check_empty(self, slot: int, generation: int) -> None:
         row = bytes(self.arena.storage[slot].numpy())
-        assert row == HEADER.pack(generation, *(0,) * 11) + bytes(len(row) - HEADER.size), "a residue"
+        assert row == HEADER.pack(generation, *(0,) * 13) + bytes(len(row) - HEADER.size), "a residue"
 
 
 def _spec(ask: Ask) -> Spec:
-    widths = (1, ask.top_logprobs, 0, 0, 0, 0, 0, 0) if ask.top_logprobs else None
+    widths = (1, ask.top_logprobs, 0, 0, 0, 0, 0, 0, 0, 0) if ask.top_logprobs else None
     return Spec(ask.key, ask.owner, ask.attempt, ask.lease, ask.readers, ask.producer, widths)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,9 +13,10 @@ from pd_handoff_server.arena.layout import Layout
 from pd_handoff_server.lifecycle import Failure, Handoff, Lifecycle, Policy, Spec, TokenMint
 from pd_handoff_server.refusal import Refusal
 from pd_handoff_server.store.embedded import EmbeddedStore
-from pd_handoff_server.store.interface import Reading
+from pd_handoff_server.store.interface import Query, Reading, Reserved
 
 from tests.support.clock import FakeClock
+from tests.support.waits import at_once
 
 from .catalogue import LEGAL, LIMITS, Paper
 from .pair import EPOCH, Ledger, counting
@@ -57,15 +59,11 @@ class LittleMemory(RuleBasedStateMachine):
         except Refusal as refused:
             return refused
 
-    def _done(self, result: Any) -> None:
-        self._note(result)
-
-    def _note(self, result: Any) -> None:
-        if isinstance(result, Handoff):
-            self.granted.append(result)
+    def _note(self, key: Key, result: Any) -> None:
+        if isinstance(result, Reserved):
+            self.granted.append(self.ledger.granted[result.token])
         elif isinstance(result, Reading):
-            handoff = result.handoff
-            assert result.image == self.published[handoff.key, handoff.attempt, handoff.reserved_mono]
+            assert result.image == self.published[key, result.attempt, result.reserved_wall]
 
     @rule(
         key=keys,
@@ -76,31 +74,32 @@ class LittleMemory(RuleBasedStateMachine):
     )
     def reserve(self, key: Key, owner: str, attempt: int, producer: tuple[str, int] | None, wait: int) -> None:
         spec = Spec(key, owner, attempt, None, 1, producer)
-        self._note(self._call(lambda: self.store.reserve(spec, wait, self._done)))
+        self._note(key, self._call(lambda: self.store.reserve(spec, wait, partial(self._note, key))))
 
     @precondition(lambda self: self.granted)
     @rule(which=recent, paper=st.sampled_from(LEGAL))
     def put(self, which: int, paper: Paper) -> None:
         handoff = self.granted[-1 - which % len(self.granted)]
-        place = (handoff.key, handoff.attempt, handoff.reserved_mono)
+        place = (handoff.key, handoff.attempt, handoff.reserved_wall)
         self.published.setdefault(place, paper.image)  # before: those who wait read it within the call
         first = self.published[place]
-        result = self._call(lambda: self.store.put(handoff.key, handoff.token, paper.message))
+        result = self._call(lambda: self.store.put(handoff.key, handoff.token, paper.message, at_once))
         assert isinstance(result, Refusal) or paper.image == first, "another record passed for what was published"
 
     @rule(key=keys, attempt=attempts, reader=st.sampled_from("rs"), wait=st.sampled_from([0, SECOND]))
     def get(self, key: Key, attempt: int, reader: str, wait: int) -> None:
-        self._note(self._call(lambda: self.store.get(key, attempt, reader, True, wait, self._done)))
+        query, done = Query(key, attempt, reader, True), partial(self._note, key)
+        self._note(key, self._call(lambda: self.store.get(query, wait, done)))
 
     @rule(key=keys, attempt=st.none() | attempts)
     def abort(self, key: Key, attempt: int | None) -> None:
-        self._call(lambda: self.store.abort(key, Failure(400, "X", "x"), b"", attempt))
+        self._call(lambda: self.store.abort(key, Failure(400, "X", "x"), b"", attempt, at_once))
 
     @precondition(lambda self: self.granted)
     @rule(which=recent)
     def release(self, which: int) -> None:
         handoff = self.granted[-1 - which % len(self.granted)]
-        self._call(lambda: self.store.release(handoff.key, handoff.token, ""))
+        self._call(lambda: self.store.release(handoff.key, handoff.token, "", at_once))
 
     @rule(seconds=st.sampled_from([0.5, 2.0, 31.0, 61.0, 121.0, 1e7]))
     def advance(self, seconds: float) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from pd_handoff_server.lifecycle import Handoff
 from pd_handoff_server.refusal import Refusal
+from pd_handoff_server.store.interface import Reserved
+
+from tests.support.lives import live
 
 from .catalogue import LEGAL
 from .pair import Pair
@@ -39,7 +41,7 @@ def test_a_batch_uses_slots_that_a_later_item_frees() -> None:
     pair.reserve([Ask(ROOMS[1], "b")])
     pair.reserve([Ask(ROOMS[2], "b")])
     answer = pair.reserve([Ask(ROOMS[3], "c"), Ask(ROOMS[1], "b", producer=("p", 2))], batch=True)
-    assert [handoff.key for handoff in answer] == [ROOMS[3], ROOMS[1]]
+    assert [live(pair.lifecycle, one).key for one in answer] == [ROOMS[3], ROOMS[1]]
     pair.check()
 
 
@@ -53,8 +55,7 @@ def test_a_waiting_reserve_that_comes_to_need_no_slot_of_others_is_answered() ->
     pair.reserve([Ask(ROOMS[4], "lower", producer=("p", 2))])
     pair.check()
     (granted,) = pair.completed.values()
-    assert isinstance(granted, Handoff)
-    assert granted.owner == "higher"
+    assert live(pair.lifecycle, granted).owner == "higher"
 
 
 FAILURE = (400, "INPUT_TOO_LONG", "input too long")
@@ -132,7 +133,7 @@ def test_a_batch_takes_no_slot_of_a_consumed_hand_off_that_it_answers_with(order
         pair.get(room)
     answer = pair.reserve([Ask(ROOMS[0], "a"), Ask(ROOMS[2], "b")][::order], batch=True)
     pair.check()
-    assert {handoff.key for handoff in answer} == {ROOMS[0], ROOMS[2]}
+    assert {live(pair.lifecycle, one).key for one in answer} == {ROOMS[0], ROOMS[2]}
     assert pair.get(ROOMS[0]).image == LEGAL[0].image
     assert pair.get(ROOMS[1]).reason == "ALREADY_CONSUMED"
     both = [Ask(ROOMS[0], "a"), Ask(ROOMS[3], "b")][::order]
@@ -150,7 +151,7 @@ def test_a_slot_that_comes_free_before_a_late_timer_has_refused_goes_to_the_firs
     pair.clock.advance(6)
     pair.abort(ROOMS[0], FAILURE)
     (granted,) = pair.completed.values()
-    assert granted.owner == "first"
+    assert live(pair.lifecycle, granted).owner == "first"
     pair.check()
     pair.clock.advance(50)
     pair.tick()
@@ -194,9 +195,9 @@ def test_a_queue_is_served_first_come_first_served_and_a_cancelled_one_takes_not
     pair.cancel(numbers[1])
     assert pair.reserve([Ask(ROOMS[4], "impatient")]).reason == "ARENA_FULL"
     pair.abort(ROOMS[0], (500, "ABORTED", ""))
-    assert [pair.completed[number].owner for number in pair.completed] == ["first"]
+    assert [pair.ledger.granted[one.token].owner for one in pair.completed.values()] == ["first"]
     pair.abort(ROOMS[1], (500, "ABORTED", ""))
-    assert [pair.completed[number].owner for number in pair.completed] == ["first", "third"]
+    assert [pair.ledger.granted[one.token].owner for one in pair.completed.values()] == ["first", "third"]
     pair.check()
 
 
@@ -266,7 +267,7 @@ def test_a_producers_former_process_is_fenced_as_long_as_it_could_hold_anything(
     if tick:
         pair.tick()
         assert pair.store.census().producers == 0
-    assert isinstance(pair.reserve([Ask(ROOMS[1], "b", producer=("p", 1))]), Handoff)
+    assert isinstance(pair.reserve([Ask(ROOMS[1], "b", producer=("p", 1))]), Reserved)
     pair.reserve([Ask(ROOMS[2], "c", producer=("p", 2))])  # and the newer one still ends what that one reserved
     assert pair.get(ROOMS[1]).reason == "PRODUCER_RESTARTED"
     pair.check()

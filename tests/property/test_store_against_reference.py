@@ -123,7 +123,7 @@ class StoreAgainstReference(RuleBasedStateMachine):
         one = live[-1 - which % len(live)]
         assert one.paper is not None
         assert one.token is not None
-        assert self.pair.put(one.ask.key, one.token, one.paper) == one.published_wall
+        assert self.pair.put(one.ask.key, one.token, one.paper).wall == one.published_wall
 
     @rule(ask=asks, paper=any_papers, wait=waits)
     def put_once(self, ask: Ask, paper: Paper, wait: int) -> None:

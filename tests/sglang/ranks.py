@@ -25,7 +25,7 @@ from examples.sglang.engine import load
 from examples.sglang.requests import HIDDEN_DTYPE, HIDDEN_SIZE, MASK_TOKENS, SPARSE, Order, compute, request_of
 
 RANKS = 2
-TURNS = 2000  # of a scheduler's loop; some dozen are needed
+TURNS = 1_000_000  # of a scheduler's loop; each has an agreement in it
 ROOMS = {"first": 9001, "malformed": 9002, "too-wide": 9003, "last": 9004}
 AWAY = {"away-1": 9011, "away-2": 9012}
 READ = {"whole": 9021, "aborted": 9022}
@@ -112,7 +112,13 @@ class Prefill:
             scheduler_stage_metrics=None,
             metadata_buffers=self.buffers,
             req_to_metadata_buffer_idx_allocator=scheduler.req_to_metadata_buffer_idx_allocator,
+            kv_manager=self.manager,
+            transfer_backend=None,
+            bootstrap_port=1,
+            max_input_len=4096,
+            can_prefill_before_bootstrap=lambda _: False,  # it is not optimistic
         )
+        module.get_kv_class = lambda *_: load("srt.disaggregation.common.conn").CommonKVSender
         scheduler.disagg_prefill_bootstrap_queue = queue
         module.release_kv_cache = nothing  # there is none
 
@@ -120,11 +126,9 @@ class Prefill:
         """A request has come, and decode's half of the handshake with it."""
         req = request_of(order)
         req.metadata_buffer_index = BOOTSTRAP_ROW
-        sender = load("srt.disaggregation.common.conn").CommonKVSender
-        req.disagg_kv_sender = sender(self.manager, "127.0.0.1:1", order.room)
+        req.malformed, req.order = malformed, order
+        self.scheduler.disagg_prefill_bootstrap_queue.add(req, 1)
         self.manager.update_status(order.room, 2)
-        req.pending_bootstrap, req.malformed, req.order = True, malformed, order
-        self.scheduler.disagg_prefill_bootstrap_queue.queue.append(req)
 
     def turn(self) -> None:
         """One of the scheduler's loop."""
@@ -174,7 +178,7 @@ def decode(store: str) -> dict[str, Any]:
     dist.barrier()
     print(json.dumps({"waiting": True}), flush=True)
     turns = 0
-    while side.transfers.queue and turns < 1_000_000:  # each has an agreement in it
+    while side.transfers.queue and turns < TURNS:
         side.transfers.pop_transferred()
         turns += 1
     ended = {rid: _ending(req) for rid, req in reqs.items()}

@@ -14,6 +14,7 @@ from pd_handoff.engines.sglang import StoreLink, StoreMetadataBuffers
 
 from examples.sglang.engine import load
 from examples.sglang.requests import HIDDEN_DTYPE, HIDDEN_SIZE, MASK_TOKENS, Order, compute, request_of
+from tests.sglang.sides import Settled
 
 DOOR, PRIORITY, QUEUED, RESULT, RUNNING = range(9101, 9106)
 PRIORITY_TEXT = "Using priority is disabled for this server. Please send a new request without a priority."
@@ -96,7 +97,7 @@ def after_it_was_read(buffers: StoreMetadataBuffers) -> None:
 
 def main() -> None:
     """All of them."""
-    buffers = StoreMetadataBuffers(4, HIDDEN_SIZE, HIDDEN_DTYPE, MASK_TOKENS, link=StoreLink(sys.argv[1]))
+    buffers = Settled(4, HIDDEN_SIZE, HIDDEN_DTYPE, MASK_TOKENS, link=StoreLink(sys.argv[1]))
     scheduler = _scheduler()
     with load("srt.runtime_context").get_parallel().override(tp_rank=0):
         at_the_door(scheduler)

@@ -61,6 +61,22 @@ def decode_entry(req: Any, idx: int = 0) -> Any:
     return SimpleNamespace(req=req, metadata_buffer_index=idx, is_rebootstrap=False, kv_receiver=receiver)
 
 
+class Settled(StoreMetadataBuffers):
+    """Buffers whose calls are waited for, as no scheduler does: what the store said is known when they return."""
+
+    def reserve(self, req: Any) -> Any:  # a bool where a future is expected
+        """Whether the slot is held."""
+        held = super().reserve(req)
+        self.settle()
+        return held.result(30.0)
+
+    def set_buf(self, req: Any) -> Any:
+        """Whether decode will get the record."""
+        published = super().set_buf(req)
+        self.settle()
+        return published.result(30.0)
+
+
 class Row:
     """A row that was read, for SGLang's commit to read again."""
 
@@ -77,7 +93,7 @@ class Sides:
 
     def __init__(self, target: str, shape: RowShape = SHAPE) -> None:
         self.shape = shape
-        self.prefill = StoreMetadataBuffers(4, *_sizes(shape), kv_checksum_enabled=True, link=StoreLink(target))
+        self.prefill = Settled(4, *_sizes(shape), kv_checksum_enabled=True, link=StoreLink(target))
         self.decode = StoreMetadataBuffers(
             4, *_sizes(shape), kv_checksum_enabled=True, link=StoreLink(target, wait=20.0)
         )
@@ -102,7 +118,7 @@ class Sides:
         assert idx is not None
         if checksum is not None:
             self.prefill.set_kv_checksum(source, *checksum)
-        done = self.prefill.set_buf(source)
+        done: bool = self.prefill.set_buf(source)
         assert self.prefill_slots.free(idx)
         return done
 

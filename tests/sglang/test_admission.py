@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import threading
 from typing import Any
 
 import numpy as np
@@ -140,13 +141,26 @@ def test_the_tokenizers_line(target: str, monkeypatch: pytest.MonkeyPatch) -> No
     admit(body)  # no store, no limits
 
     monkeypatch.setenv("PD_HANDOFF_TARGET", target)
+    admit(body)  # nobody waits for the store: its limits are asked for, and hold from the answer on
+    assert body["top_logprobs_num"] == 129
+    answered()
     with pytest.raises(ValueError, match="129 exceeds disaggregation metadata capacity 128"):
         admit(body)
 
     monkeypatch.setattr(environment, "_limits", environment._Limits())
     monkeypatch.setenv("PD_HANDOFF_ADMISSION", "clamp")
     admit(body)
+    answered()
+    admit(body)
     assert body["top_logprobs_num"] == 128
+
+
+def answered() -> None:
+    """Waits until nobody asks the store for its limits any more."""
+    for thread in threading.enumerate():
+        if thread.name == "pd-handoff-limits":
+            thread.join(30.0)
+            assert not thread.is_alive()
 
 
 def test_a_store_that_is_away_holds_up_nobody(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 from pd_handoff import HandoffAborted, Key, StaleReservation
-from pd_handoff.engines.sglang import StoreLink, StoreMetadataBuffers, runtime
+from pd_handoff.engines.sglang import StoreLink, runtime
 from pd_handoff.engines.sglang.attempts import FENCE, STEP, Attempts, is_behind
 from pd_handoff.errors import HandoffExists
 
 from tests.sglang.making import Made
-from tests.sglang.sides import Sides
+from tests.sglang.sides import Settled, Sides
 
 
 @pytest.fixture
@@ -35,6 +35,7 @@ def waits(sides: Sides, room: int) -> Any:
     """Decode asks for the room."""
     request = Made(room=room).request(computed=False)
     sides.decode.bind(0, request)
+    sides.decode.link.settle()  # its fence, which in a deployment has the time of a whole prefill
     return request
 
 
@@ -132,7 +133,7 @@ def test_a_restarted_prefill_that_rejects_is_heard(target: str, sides: Sides, mo
     assert read(sides, 206) == 1
     request = waits(sides, 206)
     monkeypatch.setattr(runtime, "prefills", lambda: True)
-    buffers = StoreMetadataBuffers(1, 16, sides.shape.hidden_states_dtype, 16, link=StoreLink(target))
+    buffers = Settled(1, 16, sides.shape.hidden_states_dtype, 16, link=StoreLink(target))
     done = buffers.abort(Made(room=206).request(), "no longer", 400)
     assert done is not None
     assert done.result(20)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from pd_handoff import Failure, Key
-from pd_handoff.engines.sglang import StoreLink, StoreMetadataBuffers
+from pd_handoff.engines.sglang import StoreLink
 from pd_handoff.engines.sglang import link as link_module
 from pd_handoff.engines.sglang.breaker import Breaker
+from pd_handoff.engines.sglang.courier import Claim
 from pd_handoff.errors import (
     ArenaFull,
     DeadlineExceeded,
@@ -24,6 +24,7 @@ from pd_handoff.retries import NO_RETRIES
 
 from examples.demo.store import Store
 from tests.sglang.making import Made
+from tests.sglang.sides import Settled
 
 
 class Outside:
@@ -91,7 +92,7 @@ def test_a_store_that_is_away_is_called_once_and_asked_again_in_time(
     outside = Outside()
     address = tmp_path / "store.sock"
     link = StoreLink(f"unix:{address}", timeout=1.0, retries=NO_RETRIES, pause=5.0, clock=outside.clock)
-    buffers = StoreMetadataBuffers(1, 16, torch.float32, 16, link=link)
+    buffers = Settled(1, 16, torch.float32, 16, link=link)
     calls = count_calls(link, monkeypatch)
     monkeypatch.setattr(link, "abort_own", lambda *_, **__: None)  # waits in the background, and for longer
     for room in range(401, 404):
@@ -129,22 +130,12 @@ def count_calls(link: StoreLink, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return calls
 
 
-def test_decodes_loop_waits_for_one_fence_only_while_the_store_is_away(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    outside = Outside()
-    link = StoreLink(f"unix:{tmp_path}/nobody.sock", retries=NO_RETRIES, pause=5.0, clock=outside.clock)
-    waits: list[float] = []
-
-    def in_vain(_: Any, seconds: float) -> Any:
-        waits.append(seconds)
-        return SimpleNamespace(done=set())
-
-    with monkeypatch.context() as patch:
-        patch.setattr(link_module, "wait", in_vain)
-        for room in range(3):
-            link.fence(Key(room), 2)
-    assert len(waits) == 1
+def test_decodes_loop_does_not_wait_for_a_fence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    link = StoreLink(f"unix:{tmp_path}/nobody.sock")
+    sent: list[Any] = []
+    monkeypatch.setattr(link, "_start", lambda work, **_: sent.append(work))
+    link.fence(Key(1), 2)
+    assert len(sent) == 1
     link.close()
 
 
@@ -171,17 +162,18 @@ def test_calls_that_fail_at_once_do_not_put_off_the_next_look_at_the_store(targe
     outside = Outside()
     link = StoreLink(target, pause=5.0, clock=outside.clock)
 
-    def unanswered(_: Any) -> None:
-        raise StoreUnavailable("nobody there")
+    def claimed(room: int) -> Any:
+        claim = Claim(Key(room), 0, None, {"owner": "a", "lease": 60.0, "expected_readers": 1}, counted=False)
+        link.courier.send(claim)
+        return claim.future
 
-    with pytest.raises(StoreUnavailable, match="nobody there"):
-        link.call(unanswered)
+    link.breaker.note(StoreUnavailable("nobody there"))
     for now in (102.0, 104.9):
         outside.now = now
         with pytest.raises(StoreUnavailable, match="it is asked again in"):
-            link.call(unanswered)
+            claimed(1).result(30.0)
     outside.now = 105.0  # the store answers this probe
-    assert link.call(lambda client: client.capabilities()).limits.top_logprobs == 128
+    assert claimed(1).result(30.0).key.room == 1
     link.close()
 
 

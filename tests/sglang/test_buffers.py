@@ -15,7 +15,6 @@ from pd_handoff.engines.sglang import (
     Slot,
     SlotAllocator,
     StoreLink,
-    StoreMetadataBuffers,
     key_of,
     link_from_environment,
     report_abort,
@@ -26,7 +25,7 @@ from pd_handoff.retries import NO_RETRIES
 from examples.demo.store import Store
 from examples.sglang.engine import load
 from tests.sglang.making import Made
-from tests.sglang.sides import Sides, commit, decode_entry
+from tests.sglang.sides import Settled, Sides, commit, decode_entry
 
 
 def test_nothing_is_imported_that_is_not_used() -> None:
@@ -181,7 +180,7 @@ def test_two_live_requests_of_one_room_on_prefill(sides: Sides, published: bool)
 
 
 def test_a_record_that_does_not_fit_decodes_rows_fails_its_request(target: str, sides: Sides) -> None:
-    buffers = StoreMetadataBuffers(1, 32, torch.bfloat16, 16, link=StoreLink(target))
+    buffers = Settled(1, 32, torch.bfloat16, 16, link=StoreLink(target))
     assert sides.publish(Made(room=133, hidden=torch.ones(16, dtype=torch.bfloat16)).request())
     request = Made(room=133).request(computed=False)
     buffers.bind(0, request)
@@ -209,7 +208,7 @@ def test_a_token_that_cannot_be_read_fails_its_request(
     token = tmp_path / "token"
     token.write_text("secret", encoding="ascii")
     monkeypatch.setenv("PD_HANDOFF_BEARER_FILE", str(token))
-    buffers = StoreMetadataBuffers(2, 16, torch.float32, 16)
+    buffers = Settled(2, 16, torch.float32, 16)
     token.unlink()
     source, request = Made(room=136).request(), Made(room=136).request(computed=False)
     assert not buffers.reserve(source)
@@ -227,7 +226,7 @@ def test_a_misspelt_policy_is_found_at_the_start(monkeypatch: pytest.MonkeyPatch
 
 
 def test_fake_transfers_touch_no_store(tmp_path: Path) -> None:
-    buffers = StoreMetadataBuffers(1, 16, torch.float32, 16, link=StoreLink(f"unix:{tmp_path}/nobody.sock"))
+    buffers = Settled(1, 16, torch.float32, 16, link=StoreLink(f"unix:{tmp_path}/nobody.sock"))
     source, request = Made(room=0).request(), Made(room=0).request(computed=False)
     source.bootstrap_host = request.bootstrap_host = "2.2.2.2"
     assert buffers.reserve(source)
@@ -243,10 +242,10 @@ def test_fake_transfers_touch_no_store(tmp_path: Path) -> None:
 
 def test_only_one_rank_publishes_and_all_read(target: str) -> None:
     speaker, silent = (
-        StoreMetadataBuffers(1, 16, torch.float32, 16, link=StoreLink(target, publishes=speaks, expected_readers=2))
+        Settled(1, 16, torch.float32, 16, link=StoreLink(target, publishes=speaks, expected_readers=2))
         for speaks in (True, False)
     )
-    readers = [StoreMetadataBuffers(1, 16, torch.float32, 16, link=StoreLink(target)) for _ in range(2)]
+    readers = [Settled(1, 16, torch.float32, 16, link=StoreLink(target)) for _ in range(2)]
     for buffers in (silent, speaker):
         assert buffers.reserve(Made(room=106).request())
         assert buffers.set_buf(Made(token=3, room=106).request())
@@ -259,7 +258,7 @@ def test_only_one_rank_publishes_and_all_read(target: str) -> None:
 
 def test_without_a_store_the_request_fails_and_the_scheduler_goes_on(tmp_path: Path) -> None:
     away = StoreLink(f"unix:{tmp_path}/nobody.sock", timeout=0.5, wait=0.5, retries=NO_RETRIES)
-    buffers = StoreMetadataBuffers(1, 16, torch.float32, 16, link=away)
+    buffers = Settled(1, 16, torch.float32, 16, link=away)
     source = Made(room=107).request()
     assert not buffers.reserve(source)
     assert not source.finished()  # set_buf asks again
@@ -274,7 +273,7 @@ def test_without_a_store_the_request_fails_and_the_scheduler_goes_on(tmp_path: P
 
 
 def test_a_wait_longer_than_the_stores_longest_ends_in_time(target: str) -> None:
-    buffers = StoreMetadataBuffers(1, 16, torch.float32, 16, link=StoreLink(target, wait=0.2))
+    buffers = Settled(1, 16, torch.float32, 16, link=StoreLink(target, wait=0.2))
     request = Made(room=108).request(computed=False)
     buffers.bind(0, request)
     buffers.get_buf(0)

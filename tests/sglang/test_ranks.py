@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from concurrent.futures import wait
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,14 +14,18 @@ from typing import Any
 import pytest
 import torch
 from pd_handoff import DecodeClient, Failure, HandoffAborted, PrefillClient
-from pd_handoff.engines.sglang import StoreLink, StoreMetadataBuffers, decode_side, key_of, record_from_request
+from pd_handoff.engines.sglang import (
+    StoreLink,
+    key_of,
+    record_from_request,
+)
 
 from examples.sglang.engine import load
 from examples.sglang.requests import Order, compute, request_of
 from tests.sglang import patching
 from tests.sglang.making import Made
 from tests.sglang.ranks import READ, ROOMS
-from tests.sglang.sides import Sides, decode_entry
+from tests.sglang.sides import Settled, Sides, decode_entry
 
 
 class Ranks:
@@ -148,10 +151,23 @@ def test_a_pipeline_fails_a_request_only_behind_its_prefill(sides: Sides) -> Non
     assert source.finished_reason is None  # it is SGLang's ranks that end it, all of them
 
 
+def test_a_sender_with_the_state_of_another_request_of_its_room_fails_alone(sides: Sides) -> None:
+    """SGLang's bootstrap queue ends the scheduler at a state that a request cannot have there."""
+    source = Made(room=9033).request()
+    source.pending_bootstrap, source.metadata_buffer_index = True, -1
+    assert sides.prefill.sender_state(source, 1) == 1
+    for poll in (3, 4):
+        source.handoff_refused = None
+        assert sides.prefill.sender_state(source, poll) == 0
+        assert source.handoff_refused.http_status == 409
+    source.handoff_refused, source.metadata_buffer_index = None, 0
+    assert sides.prefill.sender_state(source, 3) == 3  # its own, once it has begun
+
+
 def test_ranks_that_leave_aborts_to_another_say_nothing(target: str) -> None:
     for reports, speaks in ((None, False), (True, True)):
         link = StoreLink(target, publishes=False, reports=reports)
-        buffers = StoreMetadataBuffers(1, 16, torch.float32, 16, link=link)
+        buffers = Settled(1, 16, torch.float32, 16, link=link)
         assert (buffers.abort(Made(room=9032).request(), "stop") is not None) is speaks
         buffers.close()
 
@@ -160,8 +176,9 @@ def test_stages_of_a_decode_pipeline_agree_by_receivers_that_mind_the_record(sid
     receiver = SimpleNamespace(poll=lambda: 4, require_staging=False)  # the KV cache has come
     requests = [Made(room=room).request(computed=False) for room in (9041, 9042)]
     entries = [SimpleNamespace(req=request, kv_receiver=receiver) for request in requests]
-    sides.decode.bind(0, requests[0], entries[0])
-    assert entries[0].kv_receiver is receiver  # the ranks of one stage have SGLang's gate
+    alone = SimpleNamespace(req=Made(room=9046).request(computed=False), kv_receiver=receiver)
+    sides.decode.bind(2, alone.req, alone)
+    assert alone.kv_receiver is receiver  # the ranks of one stage have SGLang's gate
     with load("srt.runtime_context").get_parallel().override(pp_rank=0, pp_size=2):
         for idx, (request, entry) in enumerate(zip(requests, entries, strict=True)):
             sides.decode.bind(idx, request, entry)
@@ -173,34 +190,33 @@ def test_stages_of_a_decode_pipeline_agree_by_receivers_that_mind_the_record(sid
     sides.decode.get_buf(0)
     sides.decode.get_buf(1)
     assert (first.poll(), second.poll()) == (4, 0)
-    for idx in range(2):
+    for idx in range(3):
         sides.decode.clear_slot(idx)
 
 
-def test_a_failure_that_comes_by_the_kv_transfer_first_waits_a_moment_for_its_reason(
-    sides: Sides, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    waits: list[float] = []
+def test_a_failure_that_comes_by_the_kv_transfer_first_waits_a_moment_for_its_reason(sides: Sides) -> None:
     now = [100.0]
-    monkeypatch.setattr(decode_side, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    sides.decode.clock = lambda: now[0]
+    requests = [Made(room=room).request(computed=False) for room in (9043, 9044)]
+    for idx, request in enumerate(requests):
+        sides.decode.bind(idx, request)
+    entries = [decode_entry(request, idx) for idx, request in enumerate(requests)]
 
-    def in_vain(futures: Any, seconds: float) -> Any:
-        waits.append(seconds)
-        return SimpleNamespace(done=set())
+    def gated() -> list[int]:
+        polls = [0, 0]  # both transfers have failed: prefill is gone
+        sides.decode.gate(polls, entries)
+        return polls
 
-    def with_an_answer(futures: Any, seconds: float) -> Any:
-        sides.prefill.abort(Made(room=9043).request(), "too long", 400)
-        return wait(futures, 20.0)
-
-    request = Made(room=9043).request(computed=False)
-    sides.decode.bind(0, request)
-    monkeypatch.setattr(decode_side, "wait", in_vain)
-    for later in (0.0, 0.5):  # many fail at a time: prefill is gone
-        now[0] = 100.0 + later
-        assert not sides.decode.fail(decode_entry(request))
-    assert len(waits) == 1
-    now[0] = 101.0
-    monkeypatch.setattr(decode_side, "wait", with_an_answer)
-    assert sides.decode.fail(decode_entry(request))
-    assert (request.finished_reason.status_code, request.finished_reason.message) == (400, "too long")
-    sides.decode.clear_slot(0)
+    assert gated() == [3, 3]
+    now[0] += 0.09
+    assert gated() == [3, 3]
+    sides.prefill.abort(requests[0], "too long", 400)
+    sides.decode.get_buf(0)
+    assert gated() == [0, 3]  # its reason is here
+    assert sides.decode.fail(entries[0])
+    assert (requests[0].finished_reason.status_code, requests[0].finished_reason.message) == (400, "too long")
+    now[0] += 0.02
+    assert gated() == [0, 0]  # SGLang's own words will do
+    assert not sides.decode.fail(entries[1])
+    for idx in range(2):
+        sides.decode.clear_slot(idx)

@@ -7,7 +7,13 @@ from typing import Any
 
 import pytest
 from pd_handoff import InvalidRequest
-from pd_handoff.engines.sglang import give_sample_room, is_fake_transfer, key_of, report_abort, sample_room
+from pd_handoff.engines.sglang import (
+    give_sample_room,
+    is_fake_transfer,
+    key_of,
+    report_abort,
+    sample_room,
+)
 
 from examples.sglang.engine import load
 from examples.sglang.samples import sample_rooms

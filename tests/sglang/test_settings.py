@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pd_handoff.engines.sglang import RowShape, StoreLink, StoreMetadataBuffers, runtime
+from pd_handoff import Failure
+from pd_handoff.engines.sglang import RowShape, StoreLink, runtime
 
 from examples.sglang.engine import load
 from tests.sglang.making import Made
-from tests.sglang.sides import SHAPE, Row, Sides, bits, commit, decode_entry, real_buffers
+from tests.sglang.sides import SHAPE, Row, Settled, Sides, bits, commit, decode_entry, real_buffers
 
 HIDDEN = torch.ones(16, dtype=torch.bfloat16)
 
@@ -27,7 +28,7 @@ def drafted(room: int, topk: int = 4, sparse: int = 0) -> Made:
 def ends(target: str, sides: Sides, made: Made, request: Any | None = None, **settings: Any) -> str:
     """What decode says to the record, with these settings; "" when nothing."""
     sizes = {"max_sampling_mask_tokens": 64, "output_dsa_topk_indices_dim": 8, **settings}
-    buffers = StoreMetadataBuffers(1, 16, torch.bfloat16, **sizes, link=StoreLink(target, wait=20.0))
+    buffers = Settled(1, 16, torch.bfloat16, **sizes, link=StoreLink(target, wait=20.0))
     assert sides.publish(made.request())
     request = request or made.request(computed=False)
     buffers.bind(0, request)
@@ -97,10 +98,10 @@ def test_a_record_that_prefills_own_rows_do_not_fit_is_nobodys_fault_but_the_ser
     assert not sides.publish(source)
     assert source.finished_reason.status_code == 500
     source = Made(room=313, mask=[1, 2], mask_logprobs=[-1.0]).request()
-    source.sampling_mask_rows.append(np.array([3], dtype=np.int32), np.array([-1.0], dtype=np.float32))
+    source.sampling_mask_rows.append(np.array([3, 4, 5], dtype=np.int32), np.array([-1.0, -2.0], dtype=np.float32))
     assert not sides.publish(source)
     assert source.finished_reason.status_code == 500
-    assert "2 rows are queued" in source.finished_reason.message
+    assert "3 logprobs for 5 token ids of 2 rows" in source.finished_reason.message
 
 
 @pytest.mark.parametrize(
@@ -117,6 +118,20 @@ def test_decode_knows_its_candidates_from_sglangs_settings(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(load("srt.runtime_context"), "get_spec", lambda: spec)
         assert runtime.draft_candidates() == candidates
+
+
+@pytest.mark.parametrize(("status", "older"), [(400, 400), (409, 400), (429, 503), (500, 500), (503, 503), (504, 503)])
+def test_an_older_sglang_is_given_a_status_that_it_answers(
+    status: int, older: int, sides: Sides, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = Made(room=330 + status).request(computed=False)
+    for release, expected in (("0.5.23", status), ("0.5.22", older), ("0.5.21+cpu", older)):
+        monkeypatch.setattr("importlib.metadata.version", lambda _, release=release: release)
+        runtime._answers_few.cache_clear()
+        sides.decode._tell(request, Failure(status, "REASON", "words"))
+        assert (request.finished_reason.status_code, request.finished_reason.message) == (expected, "words")
+    monkeypatch.undo()
+    runtime._answers_few.cache_clear()
 
 
 def test_outside_of_a_scheduler_the_answers_are_those_of_one_rank() -> None:
@@ -142,7 +157,7 @@ def test_a_mixture_of_changed_and_unchanged_nodes_hands_over_nothing_wrong(
     upstream._apply_metadata_gate(polls, [decode_entry(request)], real)
     assert polls == [3]  # until SGLang's own timeout
     # And the reverse: nothing comes to the store.
-    buffers = StoreMetadataBuffers(1, 16, torch.bfloat16, 64, link=StoreLink(target, wait=0.2))
+    buffers = Settled(1, 16, torch.bfloat16, 64, link=StoreLink(target, wait=0.2))
     buffers.bind(0, request)
     buffers.get_buf(0)
     assert request.finished_reason.status_code == 504

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -14,15 +11,17 @@ import pytest
 import torch
 from pd_handoff.engines.sglang import (
     StoreLink,
-    StoreMetadataBuffers,
     admit,
     environment,
     link_from_environment,
     report_abort,
 )
-from pd_handoff.engines.sglang.link import Unworkable
+from pd_handoff.engines.sglang.courier import Claim
+from pd_handoff.engines.sglang.failures import Unworkable
+from pd_handoff.model import Key
 
 from tests.sglang.making import Made
+from tests.sglang.sides import Settled
 
 AUTHORITY = """\
 -----BEGIN CERTIFICATE-----
@@ -66,34 +65,6 @@ def test_an_operators_mistake_stops_a_node_and_names_the_variable(
         link_from_environment()
 
 
-@pytest.mark.parametrize(
-    ("variable", "value", "statement", "words"),
-    [
-        (
-            *("PD_HANDOFF_TARGET", "http://store", "import pd_handoff.engines.sglang"),
-            "ValueError: PD_HANDOFF_TARGET: target 'http://store': give host:port",
-        ),
-        (
-            *("PD_HANDOFF_ADMISSION", "Clamp", "from pd_handoff.engines.sglang import admit"),
-            'PD_HANDOFF_ADMISSION must be "reject" or "clamp", is \'Clamp\'',
-        ),
-    ],
-)
-def test_the_mistake_is_found_when_sglang_imports_the_adapter(
-    variable: str, value: str, statement: str, words: str
-) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", statement],
-        env={**os.environ, variable: value},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    assert done.returncode != 0
-    assert words in done.stderr
-
-
 def test_a_certificate_in_pem_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "ca.pem"
     file.write_text(AUTHORITY, encoding="ascii")
@@ -127,8 +98,9 @@ def broken(*_: Any, **__: Any) -> Any:
 def test_no_error_of_a_setting_reaches_the_schedulers_loop(
     calls: str, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    buffers = StoreMetadataBuffers(1, 16, torch.float32, 16, link=StoreLink(target))
+    buffers = Settled(1, 16, torch.float32, 16, link=StoreLink(target))
     monkeypatch.setattr(buffers.link._connections, "prefill", broken)
+    monkeypatch.setattr(buffers.link.courier, "_client", broken)
     if calls == "thread":
         monkeypatch.setattr(buffers.link._connections, "start", broken)
     for claim in (buffers.reserve, buffers.set_buf):
@@ -148,11 +120,14 @@ def test_no_error_of_a_setting_reaches_the_schedulers_loop(
 
 def test_a_call_ends_with_an_error_of_the_clients_and_no_other(target: str) -> None:
     link = StoreLink(target)
+    terms = {"owner": "a", "lease": 60.0, "expected_readers": 1, "no such option": 1}
+    claim = Claim(Key(1), 0, None, terms, counted=False)
+    link.courier.send(claim)
     with pytest.raises(Unworkable) as raised:
-        link.call(broken)
+        claim.future.result(30.0)
     assert (raised.value.http_status, str(raised.value)) == (
         500,
-        "the hand-off between prefill and decode failed: ValueError",
+        "the hand-off between prefill and decode failed: TypeError",
     )
     link.close()
 
@@ -161,7 +136,7 @@ def test_a_call_ends_with_an_error_of_the_clients_and_no_other(target: str) -> N
 def test_a_request_of_unknown_make_fails_alone(
     name: str, target: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    buffers = StoreMetadataBuffers(1, 16, torch.float32, 16, link=StoreLink(target, wait=20.0))
+    buffers = Settled(1, 16, torch.float32, 16, link=StoreLink(target, wait=20.0))
     made = Made(room=(1 << 54) + len(name))
     source, request = made.request(), made.request(computed=False)
     buffers.bind(0, request)
@@ -175,7 +150,7 @@ def test_a_request_of_unknown_make_fails_alone(
 
 
 def test_what_goes_wrong_in_bind_fails_its_row(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    buffers = StoreMetadataBuffers(1, 16, torch.float32, 16, link=StoreLink(target))
+    buffers = Settled(1, 16, torch.float32, 16, link=StoreLink(target))
     monkeypatch.setattr("pd_handoff.engines.sglang.decode_side.key_of", broken)
     request = Made(room=1).request(computed=False)
     buffers.bind(0, request)
@@ -185,7 +160,7 @@ def test_what_goes_wrong_in_bind_fails_its_row(target: str, monkeypatch: pytest.
 
 
 def test_an_error_on_the_way_to_an_abort_stays_in_the_log(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    buffers = StoreMetadataBuffers(1, 16, torch.float32, 16, link=StoreLink(target))
+    buffers = Settled(1, 16, torch.float32, 16, link=StoreLink(target))
     monkeypatch.setattr("pd_handoff.engines.sglang.buffers.key_of", broken)
     report_abort(Made(room=1).request(), "gone", 400)
     buffers.close()
@@ -197,18 +172,20 @@ def test_buffers_that_are_dropped_end_their_thread(target: str, collected: bool)
     gc.collect()
     gc.disable()  # SGLang freezes what it has: then nothing is collected, and no cycle may keep the link
     try:
-        buffers: Any = StoreMetadataBuffers(1, 16, torch.float32, 16, link=StoreLink(target))
+        buffers: Any = Settled(1, 16, torch.float32, 16, link=StoreLink(target))
         source = Made(room=(1 << 54) + 50 + collected).request()
         assert buffers.reserve(source)
         assert buffers.set_buf(source)
         buffers.bind(0, Made(room=(1 << 54) + 60 + collected).request(computed=False))
-        (thread,) = (thread for thread in set(threading.enumerate()) - before if thread.name == "pd-handoff-sglang")
+        threads = [one for one in set(threading.enumerate()) - before if one.name.startswith("pd-handoff-")]
+        assert sorted(one.name for one in threads) == ["pd-handoff-bringer", "pd-handoff-courier", "pd-handoff-sglang"]
         if collected:
             buffers.itself = buffers  # a cycle after all
         del buffers  # as SGLang does when a node changes its role
         if collected:
             gc.collect()
-        thread.join(30)
-        assert not thread.is_alive()
+        for thread in threads:
+            thread.join(30)
+            assert not thread.is_alive()
     finally:
         gc.enable()

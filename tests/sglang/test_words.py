@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 from pd_handoff import Failure, Key
-from pd_handoff.engines.sglang import StoreLink, StoreMetadataBuffers, report_abort, report_finish
+from pd_handoff.engines.sglang import StoreLink, report_abort, report_finish
 from pd_handoff.engines.sglang.failures import failure_from_sglang
 from pd_handoff.engines.sglang.link import PLAIN
 from pd_handoff.engines.sglang.texts import LONGEST_NAME, owner_of, text_of
 
 from tests.sglang.making import Made
-from tests.sglang.sides import Sides
+from tests.sglang.sides import Settled, Sides
 
 NAMES = ("漢" * 73, "é" * 5000, "\ud800x", "x" * 5000, "a\nb\x00c", "", "😀" * 40)
 
@@ -114,7 +114,7 @@ def test_an_abort_whose_claim_is_refused_goes_by_its_key(target: str, sides: Sid
 
 def test_an_abort_whose_words_are_refused_goes_without_them(sides: Sides, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pd_handoff.engines.sglang.link.sendable", lambda failure: failure)
-    link, wrong = sides.prefill.link, Failure(400, "WRONG", "\ud800")
+    link, wrong = sides.prefill.link, Failure(400, "no reason", "left")
     terms = {"owner": "me", "lease": 600.0, "expected_readers": 1}
     for number, end in enumerate(
         (lambda key: link.abort(key, wrong, 0), lambda key: link.abort_own(key, wrong, 0, None, terms))
@@ -133,7 +133,7 @@ def test_more_readers_than_a_store_takes_are_refused_at_the_start(target: str) -
 def test_of_an_end_that_is_no_abort_nothing_is_told(target: str) -> None:
     made = Made(room=(1 << 53) + 110)
     told: list[Any] = []
-    buffers = StoreMetadataBuffers(1, 16, torch.float32, 16, link=StoreLink(target))
+    buffers = Settled(1, 16, torch.float32, 16, link=StoreLink(target))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(buffers.link, "abort", lambda *given: told.append(given))
         for finished in ({"type": "length", "length": 5}, {"type": "stop", "matched": 2}, object()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import queue
 import threading
@@ -14,6 +15,7 @@ from google.protobuf.message import Message
 from pd_handoff.v1 import admin_pb2
 from pd_handoff.v1 import metadata_store_pb2 as pb
 
+from . import namespaces
 from .failures import CallFailed, of_rpc, of_status
 from .records import varint
 from .waits import PATIENCE
@@ -61,16 +63,31 @@ def response_type(method: str) -> type[Message]:
     return kind
 
 
+def named(method: str, request: Request) -> str:
+    """A call's name in the matrix of reasons: a Put that reserves is another call, a batch of one is its item."""
+    if isinstance(request, pb.PutRequest) and request.HasField("reserve"):
+        return "one-shot Put"
+    return method
+
+
 def encode(request: Request) -> bytes:
     """The bytes that are sent."""
-    return request if isinstance(request, bytes) else request.SerializeToString()
+    return request if isinstance(request, bytes) else namespaces.outgoing(request).SerializeToString()
+
+
+def decode(kind: type[T], data: bytes) -> T:
+    """The answer in these bytes."""
+    made: Any = kind
+    answer: T = namespaces.incoming(made.FromString(data))
+    return answer
 
 
 class UnaryPending:
     """A unary call on its way."""
 
-    def __init__(self, call: Any) -> None:
+    def __init__(self, call: Any, name: str) -> None:
         self._call = call
+        self._name = name
 
     def result(self, timeout: float = PATIENCE) -> Any:
         """See `Pending`."""
@@ -79,7 +96,7 @@ class UnaryPending:
         except grpc.FutureTimeoutError:
             raise AssertionError(f"no answer within {timeout:g} s") from None
         except grpc.RpcError as error:
-            raise of_rpc(error) from None
+            raise of_rpc(error, self._name) from None
 
     def done(self) -> bool:
         """See `Pending`."""
@@ -104,9 +121,9 @@ class UnaryCaller:
         call = self._channel.unary_unary(
             f"/{service}/{method}",
             request_serializer=encode,
-            response_deserializer=response_type(method).FromString,
+            response_deserializer=functools.partial(decode, response_type(method)),
         )
-        return UnaryPending(call.future(request, timeout=timeout))
+        return UnaryPending(call.future(request, timeout=timeout), named(method, request))
 
     def call(self, method: str, request: Request, timeout: float = PATIENCE) -> Any:
         """See `Caller`."""
@@ -124,7 +141,9 @@ class Stream:
         self._in: queue.SimpleQueue[pb.SessionResponse | None] = queue.SimpleQueue()
         self.ended: Future[Any] = Future()
         open_stream = channel.stream_stream(
-            f"/{STORE}/Session", request_serializer=encode, response_deserializer=pb.SessionResponse.FromString
+            f"/{STORE}/Session",
+            request_serializer=encode,
+            response_deserializer=functools.partial(decode, pb.SessionResponse),
         )
         self._call: Any = open_stream(iter(self._out.get, None))
         self._thread = threading.Thread(target=self._read, name="session", daemon=True)
@@ -195,7 +214,7 @@ class SessionCaller:
         self.stream = Stream(channel)
         self._ids = itertools.count(1)
         self._lock = threading.Lock()
-        self._waiting: dict[int, tuple[str, Future[Any]]] = {}
+        self._waiting: dict[int, tuple[str, str, Future[Any]]] = {}
         self._over = False
         self._thread = threading.Thread(target=self._dispatch, name="session answers", daemon=True)
         self._thread.start()
@@ -208,7 +227,7 @@ class SessionCaller:
             if self._over:
                 raise CallFailed(self.stream.ended.result(PATIENCE), "the stream has ended", None)
             call_id = next(self._ids)
-            self._waiting[call_id] = (method, future)
+            self._waiting[call_id] = (method, named(method, request), future)
         self.stream.send(_frame(call_id, method, encode(request)))
         return SessionPending(future)
 
@@ -224,10 +243,10 @@ class SessionCaller:
     def _dispatch(self) -> None:
         for response in self.stream:
             with self._lock:
-                method, future = self._waiting.pop(response.call_id)
+                method, name, future = self._waiting.pop(response.call_id)
             which = response.WhichOneof("result")
             if which == "error":
-                future.set_exception(of_status(response.error))
+                future.set_exception(of_status(response.error, name))
             elif which == method.lower():
                 future.set_result(getattr(response, which))
             else:
@@ -235,7 +254,7 @@ class SessionCaller:
         with self._lock:
             self._over = True
             orphans, self._waiting = list(self._waiting.values()), {}
-        for _, future in orphans:
+        for _, _, future in orphans:
             future.set_exception(CallFailed(self.stream.ended.result(), "the stream ended", None))
 
 
@@ -248,19 +267,24 @@ def _frame(call_id: int, method: str, payload: bytes) -> bytes:
 class BatchPending:
     """A batch of one, on its way."""
 
-    def __init__(self, method: str, pending: UnaryPending) -> None:
+    def __init__(self, method: str, name: str, pending: UnaryPending) -> None:
         self._method = method
+        self._name = name
         self._pending = pending
 
     def result(self, timeout: float = PATIENCE) -> Any:
         """See `Pending`."""
-        answer = self._pending.result(timeout)
+        try:
+            answer = self._pending.result(timeout)
+        except CallFailed as error:
+            error.call = self._name
+            raise
         if self._method == "Reserve":
             (response,) = answer.responses
             return response
         (result,) = answer.results
         if result.WhichOneof("result") == "error":
-            raise of_status(result.error)
+            raise of_status(result.error, self._name)
         return result.response
 
     def done(self) -> bool:
@@ -283,7 +307,8 @@ class BatchCaller(UnaryCaller):
             return super().start(method, request, timeout)
         payload = encode(request)
         item = b"\x0a" + varint(len(payload)) + payload  # in all three, field 1 has the items
-        return BatchPending(method, super().start("Batch" + method, item, timeout))
+        pending = super().start("Batch" + method, item, timeout)
+        return BatchPending(method, named(method, request), pending)
 
 
 CALLERS: dict[str, type[UnaryCaller] | type[SessionCaller]] = {

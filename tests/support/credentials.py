@@ -45,6 +45,10 @@ class Authority:
 
     def issue_uri(self, uri: str) -> Identity:
         """A certificate for a URI, such as a SPIFFE id."""
+        return self.issue_other(x509.UniformResourceIdentifier(uri))
+
+    def issue_other(self, name: x509.GeneralName) -> Identity:
+        """A certificate for a name of any kind."""
         key = ec.generate_private_key(ec.SECP256R1())
         issuer = x509.load_pem_x509_certificate(self.root)
         signer = serialization.load_pem_private_key(self._ca.private_key_pem.bytes(), None)
@@ -58,7 +62,7 @@ class Authority:
             .serial_number(x509.random_serial_number())
             .not_valid_before(now - timedelta(days=1))
             .not_valid_after(now + timedelta(days=1))
-            .add_extension(x509.SubjectAlternativeName([x509.UniformResourceIdentifier(uri)]), critical=True)
+            .add_extension(x509.SubjectAlternativeName([name]), critical=True)
             .sign(signer, hashes.SHA256())
         )
         pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()

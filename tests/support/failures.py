@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, TypeVar
+from urllib.parse import quote
 
 import grpc
 from google.protobuf.message import Message
@@ -15,6 +17,8 @@ DOMAIN: Final = "pd-handoff"
 DETAILS_KEY: Final = "grpc-status-details-bin"
 OVERFLOW_WORDS: Final = "exceeds disaggregation metadata capacity"
 MOST_BYTES: Final = 4096
+MOST_HEADER_BYTES: Final = 3500
+_PRINTABLE: Final = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) != "%")
 
 Code = grpc.StatusCode
 M = TypeVar("M", bound=Message)
@@ -30,10 +34,12 @@ class CallFailed(Exception):  # noqa: N818 - named for what happened
         message: the status message.
         status: the google.rpc.Status, None when the error is gRPC's own.
         reason, domain, metadata: of its ErrorInfo; empty when it has none.
+        call: what was refused, as `matrix` names calls; empty where nobody noted it.
     """
 
-    def __init__(self, code: Code, message: str, status: Status | None) -> None:
+    def __init__(self, code: Code, message: str, status: Status | None, call: str = "") -> None:
         super().__init__(f"{code.name}: {message}")
+        self.call = call
         self.code = code
         self.message = message
         self.status = status
@@ -72,22 +78,39 @@ class CallFailed(Exception):  # noqa: N818 - named for what happened
         return {each.field.removeprefix("requests[0]."): each.description for each in found}
 
 
-def of_rpc(error: grpc.RpcError) -> CallFailed:
-    """The error of a unary call. Fails when its status and its details disagree."""
+def of_rpc(error: grpc.RpcError, call: str = "") -> CallFailed:
+    """The error of a unary call, of this name. Fails when its status and its details disagree."""
     assert isinstance(error, grpc.Call)
     code, message = error.code(), error.details() or ""
-    packed = [value for name, value in error.trailing_metadata() or () if name == DETAILS_KEY]
+    trailers = [(name, value) for name, value in error.trailing_metadata() or ()]
+    packed = [value for name, value in trailers if name == DETAILS_KEY]
     assert len(packed) <= 1
     if not packed:
-        return CallFailed(code, message, None)
+        return CallFailed(code, message, None, call)
     status = Status.FromString(packed[0])
-    assert (status.code, status.message) == (code.value[0], message)
-    return CallFailed(code, message, status)
+    assert status.code == code.value[0]
+    # The header's copy is cut where the block would be too long for proxies; the details hold it whole.
+    assert status.message.startswith(message)
+    headers = [
+        (name, value if isinstance(value, str) else base64.b64encode(value).decode()) for name, value in trailers
+    ]
+    headers += [(":status", "200"), ("content-type", "application/grpc"), ("grpc-status", str(code.value[0]))]
+    headers.append(("grpc-message", quote(message, safe=_PRINTABLE)))
+    size = sum(len(name) + len(value) + 4 for name, value in headers)
+    assert size < MOST_HEADER_BYTES, size
+    if status.message != message:
+        assert size > MOST_HEADER_BYTES - 300, "cut shorter than it had to be"
+    pushback = [value for name, value in trailers if name == "grpc-retry-pushback-ms"]
+    error = CallFailed(code, status.message, status, call)
+    if error.reason:
+        row = TABLE[error.reason]
+        assert pushback == (["-1"] if row.final or HOPELESS in status.message else []), error
+    return error
 
 
-def of_status(status: Status) -> CallFailed:
-    """The error of a call on a Session, or of an item of a batch."""
-    return CallFailed(_CODES[status.code], status.message, status)
+def of_status(status: Status, call: str = "") -> CallFailed:
+    """The error of a call on a Session, or of an item of a batch. `call` names it."""
+    return CallFailed(_CODES[status.code], status.message, status, call)
 
 
 @dataclass(frozen=True)
@@ -100,6 +123,11 @@ class Row:
     retry: bool = False
     quota: bool = False
     bad_request: bool = False
+
+    @property
+    def final(self) -> bool:
+        """Whether the same call meets it again however often it is repeated."""
+        return not self.retry and self.code not in {Code.NOT_FOUND, Code.DEADLINE_EXCEEDED, Code.INTERNAL}
 
 
 def _row(code: Code, *keys: str, maybe: tuple[str, ...] = (), **details: bool) -> Row:
@@ -116,7 +144,7 @@ TABLE: Final = {
     "TOO_MANY_WAITERS": _row(Code.RESOURCE_EXHAUSTED, "limit", retry=True),
     "HANDOFF_EXISTS": _row(Code.ALREADY_EXISTS, "state", "age_ms"),
     "RECORD_IMMUTABLE": _row(Code.ALREADY_EXISTS),
-    "STALE_RESERVATION": _row(Code.ABORTED, "state"),
+    "STALE_RESERVATION": _row(Code.ABORTED, "state", maybe=("token_epoch", "store_epoch")),
     "RESERVATION_EXPIRED": _row(Code.FAILED_PRECONDITION),
     "INVALID_RECORD": _row(Code.INVALID_ARGUMENT, bad_request=True),
     "INVALID_REQUEST": _row(Code.INVALID_ARGUMENT, bad_request=True),
@@ -128,10 +156,16 @@ TABLE: Final = {
     "ALREADY_CONSUMED": _row(Code.FAILED_PRECONDITION),
     "STORE_RESTARTED": _row(Code.FAILED_PRECONDITION, "expected", "actual"),
     "SCHEMA_MISMATCH": _row(Code.FAILED_PRECONDITION, "expected", "actual"),
+    "REQUEST_MISMATCH": _row(Code.FAILED_PRECONDITION, "state"),
+    "ENGINE_UNREACHABLE": _row(Code.UNAVAILABLE, retry=True),
     "DRAINING": _row(Code.UNAVAILABLE, retry=True),
     "INTERNAL": _row(Code.INTERNAL),
 }
 """Contract section 6, row by row, credentials aside."""
+
+
+JUDGED: Final[set[tuple[str, str]]] = set()
+"""(reason, call) of every error that `check` found right."""
 
 
 def check(error: CallFailed, reason: str, **metadata: object) -> None:
@@ -156,6 +190,7 @@ def check(error: CallFailed, reason: str, **metadata: object) -> None:
         assert error.metadata["requested"] in error.message
         assert error.metadata["limit"] in error.message
     assert error.status.ByteSize() < MOST_BYTES
+    JUDGED.add((reason, error.call))
 
 
 class refused:  # noqa: N801 - reads as a sentence in a with statement

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import secrets
 import tempfile
 from collections.abc import Iterator, MutableMapping
 from pathlib import Path
@@ -12,8 +13,12 @@ import pytest
 import structlog
 from pd_handoff_server.lifecycle import Failure, SystemClock
 
+from tests.support.waits import at_once
+
+from . import namespaces, needs
 from .caller import CALLERS
-from .local import DEFAULTS, LocalStore, Loop, fresh_directory, settings_for, transports
+from .given import Given, GivenStore
+from .local import DEFAULTS, LocalStore, Loop, fresh_directory, settings_for
 from .process import ProcessStore
 from .steps import Steps
 
@@ -64,10 +69,28 @@ def loop_thread() -> Iterator[Loop]:
     structlog.reset_defaults()
 
 
-@pytest.fixture(scope="session", params=transports())
-def transport(request: pytest.FixtureRequest) -> str:
-    """Each transport in turn."""
+@pytest.fixture(scope="session")
+def each_transport(request: pytest.FixtureRequest) -> str:
+    """What `needs.spread` chooses: each transport in turn; of a store that runs elsewhere, its own."""
     return str(request.param)
+
+
+@pytest.fixture(scope="session")
+def transport(each_transport: str) -> str:
+    """Each transport in turn, unless a test or a module says which."""
+    return each_transport
+
+
+@pytest.fixture(scope="session")
+def given(sockets: Path, request: pytest.FixtureRequest) -> Iterator[Given | None]:
+    """The store that the options of this run give, None without such an option."""
+    if not needs.is_given(request.config):
+        yield None
+        return
+    option = request.config.getoption
+    elsewhere = Given(option("--store"), option("--store-command"), fresh_directory(sockets))
+    yield elsewhere
+    elsewhere.close()
 
 
 @pytest.fixture(scope="session", params=list(CALLERS))
@@ -95,10 +118,26 @@ def start(loop_thread: Loop, sockets: Path, transport: str) -> Iterator[Start]:
 
 
 @pytest.fixture
-def store(start: Start, request: pytest.FixtureRequest) -> LocalStore:
-    """A store in this process; `@pytest.mark.settings(slots=1, ...)` sets it, `real_time=True` its clock."""
+def store(transport: str, given: Given | None, request: pytest.FixtureRequest) -> Iterator[Any]:
+    """The store of the test: in this process, or the given one.
+
+    `@pytest.mark.settings(slots=1, ...)` sets it, `real_time=True` its clock. It offers what the test's mark says that
+    the test needs, and no more.
+    """
     marker = request.node.get_closest_marker("settings")
-    return start(**(marker.kwargs if marker else {}))
+    settings = dict(marker.kwargs) if marker else {}
+    if given is None:
+        local: LocalStore = request.getfixturevalue("start")(**settings)
+        local.offers = next(
+            (mark.name for mark in request.node.iter_markers() if mark.name in needs.NEEDS), "internals"
+        )
+        yield local
+        return
+    settings.pop("real_time", None)
+    with namespaces.scope() as scope:
+        remote = given.open(**settings)
+        yield remote
+        remote.close(scope)
 
 
 @pytest.fixture
@@ -114,8 +153,13 @@ def unary(store: LocalStore) -> Steps:
 
 
 @pytest.fixture(scope="session")
-def shared_store(loop_thread: Loop, sockets: Path, transport: str) -> Iterator[LocalStore]:
+def shared_store(
+    loop_thread: Loop, sockets: Path, transport: str, given: Given | None
+) -> Iterator[LocalStore | GivenStore]:
     """One store for all tests that leave nothing behind and look at nothing but what they made."""
+    if given is not None:
+        yield given.open(keep=True, slots=64)
+        return
     store = LocalStore(loop_thread, fresh_directory(sockets), **settings_for(transport, slots=64))
     store.start()
     yield store
@@ -129,14 +173,20 @@ def shared(shared_store: LocalStore, kind: str) -> Steps:
 
 
 @pytest.fixture
-def room(shared_store: LocalStore) -> Iterator[int]:
+def room(shared_store: LocalStore | GivenStore) -> Iterator[int]:
     """A room of the shared store that no other test uses, emptied afterwards."""
     number = next(_rooms)
-    yield number
-    shared_store.core.abort(("", number, 0), Failure(500, "TEST_ENDED", ""), b"", None)
+    if isinstance(shared_store, LocalStore):
+        yield number
+        shared_store.core.abort(("", number, 0), Failure(500, "TEST_ENDED", ""), b"", None, at_once)
+        return
+    with namespaces.scope() as scope:
+        yield number
+        GivenStore(shared_store.target).close(scope)
 
 
-_rooms = itertools.count(1_000_000)
+# Requests that are bytes keep their namespace: in a store that outlives the run, their rooms must be new as well.
+_rooms = itertools.count(secrets.randbits(24) << 20)
 
 
 class Launch(Protocol):

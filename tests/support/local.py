@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import Future
@@ -73,21 +74,25 @@ class LocalStore:
         clock: the fake clock, unless another was given.
         target: where it listens, for `grpc.insecure_channel`.
         app: the application; `app.store` is its core once it has started.
+        offers: what the test may use of it, one of the marks of `needs`.
     """
+
+    offers = "internals"
 
     def __init__(self, loop: Loop, directory: Path, *, clock: Clock | None = None, **settings: Any) -> None:
         self._loop = loop
-        self.clock = clock or FakeClock()
-        self.settings = Settings(**{"listen": (f"unix:{directory / 's'}",), **settings})
-        self.target = self.settings.listen[0]
-        self.app = loop.run(self._make())
+        self._clock = clock or FakeClock()
+        native = os.environ.get("PD_HANDOFF_NATIVE", "auto")  # as a store reads it that is started as a process
+        self._settings = Settings(**{"listen": (f"unix:{directory / 's'}",), "native": native, **settings})
+        self.target = self._settings.listen[0]
+        self._app = loop.run(self._make())
         self.addresses: list[str] = []
         self._channels: list[grpc.Channel] = []
         self._callers: list[Caller] = []
         self._running = False
 
     async def _make(self) -> App:
-        return App(self.settings, self.clock)  # inside the loop, where a grpc.aio server has to be made
+        return App(self._settings, self._clock)  # inside the loop, where a grpc.aio server has to be made
 
     def start(self) -> None:
         """Listen and be SERVING."""
@@ -98,7 +103,29 @@ class LocalStore:
     def begin(self) -> Future[list[str]]:
         """Begin to start, and do not wait for it."""
         self._running = True
-        return self._loop.begin(self.app.start())
+        return self._loop.begin(self._app.start())
+
+    def _check(self, need: str) -> None:
+        order = ("wire", "clock", "internals")
+        assert order.index(need) <= order.index(self.offers), f"marked {self.offers}, but needs {need}"
+
+    @property
+    def app(self) -> App:
+        """See the class."""
+        self._check("internals")
+        return self._app
+
+    @property
+    def settings(self) -> Settings:
+        """The settings as the store has them."""
+        self._check("internals")
+        return self._settings
+
+    @property
+    def clock(self) -> Any:
+        """See the class."""
+        self._check("clock")
+        return self._clock
 
     def drain(self) -> None:
         """Stop as on SIGTERM; returns once the store has ended."""
@@ -106,22 +133,33 @@ class LocalStore:
 
     def begin_drain(self) -> Future[None]:
         """Begin to stop, and do not wait for it."""
+        self._check("internals")
+        return self._end()
+
+    def _end(self) -> Future[None]:
         self._running = False
-        return self._loop.begin(self.app.stop())
+        return self._loop.begin(self._app.stop())
 
     def give_notice(self) -> None:
         """The first half of a drain, without the second: probes and callers are told, the server still answers."""
-        self._loop.run(self.app.server.drain())
-        self.core.drain()
+        self._check("internals")
+        self._loop.run(self._app.server.drain())
+        self._core.drain()
 
     def close(self) -> None:
         """Drop all callers and channels, and end."""
+        self.close_channels()
+        if self._running:
+            self._end().result(60)
+
+    def close_channels(self) -> None:
+        """Drop all callers and channels: their calls are given up."""
         for caller in self._callers:
             caller.close()
         for channel in self._channels:
             channel.close()
-        if self._running:
-            self.drain()
+        self._callers.clear()
+        self._channels.clear()
 
     def channel(self, *options: tuple[str, Any]) -> grpc.Channel:
         """A connection of its own, closed with the store."""
@@ -146,22 +184,28 @@ class LocalStore:
         """Let time pass, and let the store's timer look."""
         assert isinstance(self.clock, FakeClock)
         self.clock.advance(seconds)
-        self.core.tick()
+        self._core.tick()
 
     @property
     def core(self) -> Any:
         """The store behind the transport."""
-        assert self.app.store is not None
-        return self.app.store
+        self._check("internals")
+        return self._core
+
+    @property
+    def _core(self) -> Any:
+        assert self._app.store is not None
+        return self._app.store
 
     @property
     def waiting(self) -> int:
         """How many calls wait in the store."""
-        return int(self.core.waiting)
+        self._check("internals")
+        return int(self._core.waiting)
 
     def until_waiting(self, count: int) -> None:
         """Return once exactly so many calls wait in the store."""
-        eventually(lambda: self.waiting == count, f"{count} calls wait")
+        eventually(lambda: self._core.waiting == count, f"{count} calls wait")
 
     def sight(self, which: requests.Key) -> admin_pb2.Handoff:
         """What the admin service shows of a key's newest attempt."""

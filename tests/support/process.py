@@ -7,51 +7,52 @@ import json
 import os
 import signal
 import subprocess
-import sysconfig
 import threading
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import IO, Any
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from .caller import CALLERS, Caller, UnaryCaller
+from .preloaded import START_SECONDS, begin, command, run
 from .steps import Steps
 from .waits import PATIENCE
 
+__all__ = ["NOT_SERVING", "SERVING", "START_SECONDS", "ProcessStore", "command", "flags", "run_command", "run_serve"]
+
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
-START_SECONDS = 100.0
-"""Given to a start: importing torch on a busy machine is most of it."""
-
+_COMMAND = "pd_handoff.cli:main"
 _EAGER = [("grpc.initial_reconnect_backoff_ms", 20), ("grpc.max_reconnect_backoff_ms", 50)]
 
 
-def command(name: str) -> str:
-    """A command of the environment that the tests run in."""
-    return str(Path(sysconfig.get_path("scripts")) / name)
-
-
 def flags(**settings: Any) -> list[str]:
-    """Settings as flags."""
-    return [part for name, value in settings.items() for part in ("--" + name.replace("_", "-"), str(value))]
+    """Settings as flags; one of several values is repeated."""
+    pairs = [
+        (name, each) for name, value in settings.items() for each in (value if isinstance(value, tuple) else [value])
+    ]
+    return [part for name, value in pairs for part in ("--" + name.replace("_", "-"), str(value))]
 
 
-def run_serve(*arguments: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+def run_command(
+    *arguments: str, environment: dict[str, str] | None = None, stdin: str = "", fresh: bool = False
+) -> subprocess.CompletedProcess[str]:
+    """Run `pd-handoff` to its end, in a `fresh` interpreter or a copy of one."""
+    return run(_COMMAND, arguments, environment or {}, stdin=stdin, fresh=fresh)
+
+
+def run_serve(
+    *arguments: str, environment: dict[str, str] | None = None, fresh: bool = False
+) -> subprocess.CompletedProcess[str]:
     """Run `pd-handoff serve` where it is expected to end by itself."""
-    return subprocess.run(
-        [command("pd-handoff"), "serve", *arguments],
-        env={**os.environ, **(environment or {})},
-        capture_output=True,
-        text=True,
-        timeout=START_SECONDS,
-        check=False,
-    )
+    return run_command("serve", *arguments, environment=environment, fresh=fresh)
 
 
 class ProcessStore:
     """A running `pd-handoff serve`; end it by `stop`, `kill`, or leaving the context. It listens `beside`, too.
+
+    It runs in a copy of a process that has imported what a store needs (`preloaded`), or in a `fresh` interpreter.
 
     Attributes:
         events: its log events so far.
@@ -64,23 +65,26 @@ class ProcessStore:
         *,
         environment: dict[str, str] | None = None,
         beside: Sequence[str] = (),
+        fresh: bool = False,
         **settings: Any,
     ) -> None:
         arguments = flags(log_format="json", **settings) + [f"--listen={address}" for address in beside]
-        self.process = subprocess.Popen(
-            [command("pd-handoff"), "serve", "--listen", listen, *arguments],
-            env={**os.environ, **(environment or {})},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        reading, writing = os.pipe()
+        nothing = os.open(os.devnull, os.O_RDWR)
+        serve = ["serve", "--listen", listen, *arguments]
+        try:
+            streams = nothing, nothing, writing
+            self.process = begin(_COMMAND, serve, environment or {}, fresh=fresh, streams=streams)
+        finally:
+            os.close(nothing)
+            os.close(writing)
         self.target = listen
         self.events: list[dict[str, Any]] = []
         self.other_output: list[str] = []
         self._serving = threading.Event()
         self._channels: list[grpc.Channel] = []
-        assert self.process.stderr is not None
-        self._reader = threading.Thread(target=self._read, args=(self.process.stderr,), daemon=True)
+        self._log = os.fdopen(reading)
+        self._reader = threading.Thread(target=self._read, args=(self._log,), daemon=True)
         self._reader.start()
 
     def _read(self, log: IO[str]) -> None:
@@ -154,8 +158,7 @@ class ProcessStore:
         if self.process.poll() is None:
             self.process.kill()
         self.exit_code()
-        if self.process.stderr is not None:
-            self.process.stderr.close()
+        self._log.close()
 
     def __enter__(self) -> ProcessStore:
         return self

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from pd_handoff.v1 import record_pb2 as rp
 
-Token = rp.SampledToken
+
+def Token(**fields: Any) -> rp.SampledToken:
+    """A token with these fields, of id 0 where none is given."""
+    return rp.SampledToken(**{"token_id": 0, **fields})
 
 
 def logprobs(count: int, first_id: int = 0) -> rp.Logprobs:
@@ -84,3 +88,15 @@ def full(seed: int = 1) -> rp.HandoffRecord:
         reasoning_tokens=seed,
         customized_info=f"engine {seed}".encode(),
     )
+
+
+def complete(seed: int = 1) -> rp.HandoffRecord:
+    """As `full`, with all that a store takes by default beside it: ranks, draft tokens, a count, a trace context."""
+    record = full(seed)
+    record.tokens[0].rank = seed
+    record.tokens[0].top_logprobs.ranks.extend([1, 2, 3, 4, seed])
+    record.tokens[1].top_logprobs.ranks.extend([(1 << 31) - 1, 1])
+    record.speculative.draft_token_ids.extend([0, seed, (1 << 31) - 1])
+    record.prompt_tokens = 1000 + seed
+    record.traceparent = f"00-4bf92f3577b34da6a3ce929d0e0e4736-{seed:016x}-01"
+    return record

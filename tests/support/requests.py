@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
+from pd_handoff.v1 import admin_pb2
 from pd_handoff.v1 import metadata_store_pb2 as pb
 from pd_handoff.v1 import record_pb2 as rp
 
@@ -39,6 +40,7 @@ def reserve(
     readers: int = 0,
     widths: pb.Widths | None = None,
     producer: tuple[str, int] | None = None,
+    digest: bytes = b"",
 ) -> pb.ReserveRequest:
     """A Reserve; without a key the part of a one-shot Put. Times in seconds."""
     return pb.ReserveRequest(
@@ -50,6 +52,7 @@ def reserve(
         attempt=attempt,
         producer=None if producer is None else pb.Producer(instance_id=producer[0], epoch=producer[1]),
         max_wait=seconds(max_wait),
+        request_digest=digest,
     )
 
 
@@ -73,6 +76,7 @@ def get(
     reader: str = "",
     consume: bool | None = None,
     epoch: str = "",
+    digest: bytes = b"",
 ) -> pb.GetRequest:
     """A Get; it consumes when it names a reader, unless told otherwise."""
     return pb.GetRequest(
@@ -82,6 +86,7 @@ def get(
         reader_id=reader,
         consume=bool(reader) if consume is None else consume,
         expected_store_epoch=epoch,
+        request_digest=digest,
     )
 
 
@@ -107,3 +112,16 @@ EACH: list[tuple[str, Message]] = [
     ("Capabilities", pb.CapabilitiesRequest()),
 ]
 """One well-formed request for each single call, by method."""
+
+BATCHES: list[tuple[str, Message]] = [
+    ("BatchReserve", pb.BatchReserveRequest(requests=[reserve(1), reserve(2)])),
+    ("BatchPut", pb.BatchPutRequest(requests=[put_once(1), put(2, b"token")])),
+    ("BatchGet", pb.BatchGetRequest(requests=[get(1), get(2)])),
+]
+"""One well-formed request of several items for each batch, by method."""
+
+LOOKS: list[tuple[str, Message]] = [
+    ("GetHandoff", admin_pb2.GetHandoffRequest(key=key(1))),
+    ("ListHandoffs", admin_pb2.ListHandoffsRequest()),
+]
+"""One well-formed request for each call of the admin service, by method."""

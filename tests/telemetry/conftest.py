@@ -7,11 +7,11 @@ import urllib.request
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.support.fixtures import Start, failures, launch, loop_thread, sockets, start, transport
+from tests.support.fixtures import Start, each_transport, failures, launch, loop_thread, sockets, start, transport
 from tests.support.local import LocalStore
 from tests.support.waits import PATIENCE
 
-__all__ = ["failures", "launch", "loop_thread", "sockets", "start", "transport"]
+__all__ = ["each_transport", "failures", "launch", "loop_thread", "sockets", "start", "transport"]
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 

@@ -16,13 +16,14 @@ import pytest
 import yaml
 from pd_handoff_server import config
 from pd_handoff_server.arena.layout import Layout
+from pd_handoff_server.handlers.status import CODES
+from pd_handoff_server.healthcheck import main as probe
 from pd_handoff_server.lifecycle import Policy
-from pd_handoff_server.persistence.geometry import Geometry
-from pd_handoff_server.probe import main as probe
-from pd_handoff_server.rpc.errors import CODES
+from pd_handoff_server.persistence.layout import Geometry
 from pd_handoff_server.telemetry.metrics import CANCELLED, OK
 
 from tests.support.fixtures import Start
+from tests.support.waits import patient
 
 from .conftest import Watched
 
@@ -140,7 +141,7 @@ def test_alerts_say_what_to_do() -> None:
             ("test", "rules", "alerts_test.yml"),
         ):
             command = [tool, *arguments[:-1], str(DEPLOY / "prometheus" / arguments[-1])]
-            ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+            ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=patient(60))
             assert ended.returncode == 0, ended.stderr
 
 
@@ -171,7 +172,7 @@ def test_the_kubernetes_manifest_starts_a_store_that_asks_for_certificates() -> 
         assert any(path.startswith(mount) for mount in mounts)
     assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
     probed = container["readinessProbe"]["exec"]["command"]
-    assert probed[:3] == ["python", "-m", "pd_handoff_server.probe"]
+    assert probed[:3] == ["python", "-m", "pd_handoff_server.healthcheck"]
     assert probed[3] in settings.listen
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
     assert str(ports["grpc"]) == settings.listen[0].rpartition(":")[2]
@@ -207,7 +208,7 @@ def test_the_manifests_arena_file_outlives_the_container_and_counts_as_its_memor
 
 
 def test_the_roles_of_the_manifest_are_read(tmp_path: Path) -> None:
-    from pd_handoff_server.rpc.auth import AccessFile  # noqa: PLC0415
+    from pd_handoff_server.access.authorizer import AccessFile  # noqa: PLC0415
 
     documents = yaml.safe_load_all((DEPLOY / "kubernetes" / "pd-handoff.yaml").read_text())
     (roles,) = [document["data"]["roles"] for document in documents if document["kind"] == "ConfigMap"]

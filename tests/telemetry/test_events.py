@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from pd_handoff_server.telemetry.allowance import Allowance
 from pd_handoff_server.telemetry.frames import frames_of
+from pd_handoff_server.telemetry.rate_limit import Allowance
 from pd_handoff_server.telemetry.trace import trace_of
 from structlog.testing import capture_logs
 
@@ -88,7 +88,7 @@ def test_events_say_which_hand_off_they_are_about(start: Start) -> None:
         steps.abort(9)
         store.close()
     events = {one["event"]: one for one in captured}
-    assert (events["aborted ahead"]["key"], events["aborted ahead"]["state"]) == ("/8/0", "ABORTED")
+    assert (events["aborted_before_reserve"]["key"], events["aborted_before_reserve"]["state"]) == ("/8/0", "ABORTED")
     refused = events["refused"]
     assert (refused["key"], refused["owner"], refused["reason"]) == ("/8/0", "mine", "HANDOFF_ABORTED")
     ended = events["ended"]
@@ -103,6 +103,25 @@ def test_an_allowance() -> None:
     assert [allowance.take(), allowance.take()] == [2, None]
     now[0] = 100.0
     assert [allowance.take() for _ in range(4)] == [1, 0, 0, None]
+
+
+def test_case_45_callers_cannot_fill_the_log(start: Start) -> None:
+    aborts, reserves, burst = 400, 400, 200
+    with capture_logs() as captured:
+        store = start(slots=1)
+        steps = store.steps("session")
+        for room in range(aborts):
+            steps.abort(room)  # ahead of its Reserve
+        for attempt in range(reserves):  # each supersedes the one before, and one producer starts again and again
+            steps.reserve(aborts, owner="\x01" * 256, attempt=attempt, producer=("p", attempt + 1))
+        held_back = store.app.events.held_back
+        store.close()
+    caused = [one for one in captured if one["event"] in {"aborted_before_reserve", "superseded", "ended", "producer"}]
+    happened = aborts + 2 * reserves - 1
+    assert len(caused) + held_back == happened
+    assert burst <= len(caused) < happened // 2
+    (stopped,) = [one for one in captured if one["event"] == "stopped"]
+    assert stopped["events_held_back"] == held_back
 
 
 def test_an_error_is_shown_by_its_frames_and_type() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
@@ -14,7 +13,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tests.support import records
 from tests.support.caller import UnaryCaller
-from tests.support.process import SERVING, START_SECONDS, command, flags
+from tests.support.preloaded import START_SECONDS, begin
+from tests.support.process import SERVING, flags
 from tests.support.steps import Steps
 from tests.support.waits import PATIENCE
 
@@ -37,7 +37,10 @@ def target(request: pytest.FixtureRequest, sockets: Path, transport: str) -> Ite
     where = f"unix:{sockets}/lost-log.sock"
     with request.param() as log:
         arguments = flags(log_format="json", transport=transport, slots=8, drain_notice=0)
-        process = subprocess.Popen([command("pd-handoff"), "serve", "--listen", where, *arguments], stderr=log)
+        nothing = os.open(os.devnull, os.O_RDWR)
+        serve = ["serve", "--listen", where, *arguments]
+        process = begin("pd_handoff.cli:main", serve, {}, streams=(nothing, nothing, log.fileno()))
+        os.close(nothing)
     try:
         with grpc.insecure_channel(where) as channel:
             watch = health_pb2_grpc.HealthStub(channel).Watch(

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import http.client
 import random
 import re
+import socket
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -16,6 +20,7 @@ from pd_handoff.v1 import admin_pb2
 from pd_handoff.v1 import metadata_store_pb2 as pb
 from pd_handoff_server.lifecycle import SystemClock
 from pd_handoff_server.store.interface import Store
+from pd_handoff_server.telemetry import scrape as scrape_module
 from pd_handoff_server.telemetry.exposition import Sources, StoreCollector
 from pd_handoff_server.telemetry.metrics import CallMetrics, Lives
 
@@ -112,8 +117,9 @@ def test_every_documented_series_moves_and_every_series_is_documented(watched: W
     steps.get(30, reader="d")
     steps.get(30, reader="d")
     steps.put_once(11, owner="prefill")
-    batch = pb.BatchGetRequest(requests=[requests.get(11), requests.get(405, max_wait=10)])
-    partly = steps.caller.start("BatchGet", batch)
+    partly = steps.caller.start(
+        "BatchGet", pb.BatchGetRequest(requests=[requests.get(404), requests.get(405, max_wait=10)])
+    )
     eventually(lambda: watched.value("unread_bytes") > 0, "a batch holds what it has")
     look()
     steps.caller.call("BatchGet", pb.BatchGetRequest(requests=[requests.get(11), requests.get(404)]))
@@ -123,6 +129,8 @@ def test_every_documented_series_moves_and_every_series_is_documented(watched: W
     store.advance(500)
     assert len(partly.result().results) == 2
     look()
+    for room in range(1000, 1300):  # more events than are written at once
+        steps.abort(room)
     store.app.telemetry.draining()
     look()
     moved.add("pd_handoff_heap_bytes")  # it moves with every call, but by nobody's promise
@@ -313,6 +321,93 @@ def test_the_port_serves_metrics_and_nothing_else(watched: Watched) -> None:
     )
     with urllib.request.urlopen(request, timeout=20) as answer:
         assert answer.read().endswith(b"# EOF\n")
+
+
+def probe(address: str, path: str, method: str = "GET") -> tuple[int, bytes]:
+    """The status and body of an answer of the metrics' port."""
+    try:
+        with urllib.request.urlopen(
+            urllib.request.Request(f"http://{address}{path}", method=method), timeout=20
+        ) as got:
+            return got.status, got.read()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read()
+
+
+def test_probes_that_need_no_python(watched: Watched) -> None:
+    assert probe(watched.address, "/healthz") == (200, b"ok\n")
+    assert probe(watched.address, "/readyz") == (200, b"serving\n")
+    assert probe(watched.address, "/readyz", "HEAD") == (200, b"")
+    watched.store.app.telemetry.draining()
+    assert probe(watched.address, "/readyz") == (503, b"not serving\n")
+    assert probe(watched.address, "/readyz", "HEAD") == (503, b"")
+    assert probe(watched.address, "/healthz") == (200, b"ok\n")
+
+
+def test_case_48_scrapers_that_never_end_their_request_are_cut_off(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scrape_module, "_TOTAL", 1.0, raising=False)
+    watched = Watched(start(metrics_listen="127.0.0.1:0"))
+    host, _, port = watched.address.rpartition(":")
+    over = threading.Event()
+
+    def trickle(connection: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while not over.wait(0.05):
+                connection.sendall(b"x")
+
+    with contextlib.ExitStack() as stack:
+        slow = [stack.enter_context(socket.create_connection((host, int(port)), 20)) for _ in range(8)]
+        threads = [threading.Thread(target=trickle, args=(one,), daemon=True) for one in slow]
+        stack.callback(over.set)
+        for thread in threads:
+            thread.start()
+
+        def served() -> bool:
+            with contextlib.suppress(OSError, urllib.error.URLError, http.client.HTTPException):
+                return probe(watched.address, "/metrics")[0] == 200
+            return False
+
+        eventually(served, "a scrape is answered")
+
+
+def test_the_metrics_thread_rests_while_there_is_no_descriptor(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = watched.store.app.telemetry._scrape._server  # type: ignore[union-attr]
+    host, _, port = watched.address.rpartition(":")
+    tries: list[int] = []
+    refused = threading.Event()
+
+    class Exhausted:
+        """A listening socket of a process without descriptors."""
+
+        fileno = server.socket.fileno
+        close = server.socket.close
+
+        def accept(self) -> Any:
+            """See `socket`."""
+            tries.append(1)
+            refused.set()
+            raise OSError(errno.EMFILE, "Too many open files")
+
+    rested: list[float | None] = []
+    wait = server.stopping.wait
+
+    def rest(seconds: float | None = None) -> bool:
+        rested.append(seconds)
+        return wait(seconds)
+
+    monkeypatch.setattr(server.stopping, "wait", rest)
+    whole, server.socket = server.socket, Exhausted()
+    with socket.create_connection((host, int(port)), 20):
+        assert refused.wait(20)
+        eventually(lambda: len(rested) > 0, "it rests")
+    server.socket = whole
+    assert watched.value("serving") == 1
+    assert all(seconds for seconds in rested)
+    assert len(tries) <= len(rested) + 1
 
 
 def told_port(store: Any) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from dataclasses import dataclass
@@ -10,7 +11,10 @@ from pathlib import Path
 import pytest
 from pd_handoff import Retries
 from pd_handoff.v1 import error_reason_pb2
-from pd_handoff_server.rpc.errors import CODES
+from pd_handoff_server.config import Settings
+from pd_handoff_server.handlers.status import CODES
+
+from tools import docs_site, words
 
 ROOT = Path(__file__).parents[2]
 
@@ -99,3 +103,86 @@ def test_the_client_page_tells_the_default_budget_of_retries() -> None:
     seconds = Retries().total_seconds
     assert f"**{seconds:g} s**" in page
     assert f"`Retries(total_seconds={seconds})`" in page
+
+
+def events_of_the_code() -> set[str]:
+    """What is logged: the first argument of each call of a logger, and of the event log's own `_tell`."""
+    found: set[object] = set()
+    for path in (ROOT / "service/pd_handoff_server").rglob("*.py"):
+        for call in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
+                continue
+            owner = ast.unparse(call.func.value)
+            if call.func.attr in ("debug", "info", "warning", "error") and ("log" in owner.lower()):
+                found |= {arg.value for arg in call.args[:1] if isinstance(arg, ast.Constant)}
+            elif call.func.attr in ("_tell", "_write"):
+                found |= {arg.value for arg in call.args[1:2] if isinstance(arg, ast.Constant)}
+    return {event for event in found if isinstance(event, str)}
+
+
+def test_the_page_of_log_events_has_every_event() -> None:
+    page = (ROOT / "docs/reference/log-events.md").read_text()
+    told = set(re.findall(r"`([^`]+)`", "".join(line.split("|")[1] for line in page.splitlines() if line[:2] == "| ")))
+    code = events_of_the_code()
+    assert {"serving", "refused_to_start", "ended", "refused"} <= code
+    assert told == code
+    assert {event for event in code if not re.fullmatch("[a-z_]+", event)} == set()
+
+
+def test_a_page_with_riddles_or_long_sentences_is_found() -> None:
+    good = words.measure("page", "# Head\n\nThe store answers. It takes 3 bytes per row.\n\n```\nwhoever\n```\n")
+    assert (good.sentences, good.faults) == (2, ())
+    bad = words.measure("page", "Whoever calls is told.\n\nIt takes 3 bytes a row; " + "word " * 60 + ".\n")
+    assert [fault.split(": ")[0] for fault in bad.faults] == [
+        "mean sentence 35.5 words, 20 or more",
+        *["line 1"] * 2,
+        "line 3",
+    ]
+
+
+def test_a_long_sentence_or_riddle_in_a_comment_of_the_schema_is_found() -> None:
+    good = (
+        "// The store answers.\nmessage A {\n  // It has " + "one word " * 8 + "more.\n  string b = 1; // whoever\n}\n"
+    )
+    assert words.measure("a.proto", good).faults == ()
+    long = "message A {\n  // " + "Word " * 12 + "\n  // " + "word " * 8 + "word.\n  //\n  // Nobody calls.\n}\n"
+    assert [fault.split(":")[0] for fault in words.measure("a.proto", long).faults] == [
+        "21 words, more than 20",
+        "line 5",
+    ]
+    assert {path.name for path in words.pages() if path.suffix == ".proto"} == {
+        path.name for path in (ROOT / "protos/pd_handoff/v1").iterdir()
+    }
+
+
+def test_the_words_of_readme_and_docs() -> None:
+    found = [words.measure(str(path.relative_to(ROOT)), path.read_text()) for path in words.pages()]
+    assert {page.name: page.faults for page in found if page.faults} == {}
+
+
+def test_the_generated_pages_have_every_setting_command_and_reason() -> None:
+    made = docs_site.generated_pages()
+    assert all(
+        f"`--{name.replace('_', '-')}`" in made["reference/settings.md"] for name in Settings.__dataclass_fields__
+    )
+    assert all(
+        f"\n## {name}\n" in made["reference/cli.md"] for name in ("serve", "plan", "doctor", "top", "completion")
+    )
+    assert all(f"\n### {name}\n" in made["reference/errors.md"] for name in SCHEMA)
+    assert "#### MetadataStore.Put\n" in made["reference/protos.md"]
+
+
+def test_a_link_out_of_the_docs_must_lead_somewhere() -> None:
+    class File:
+        src_uri = "how-to/deploy.md"
+
+    class Page:
+        file = File
+
+    class Config:
+        repo_url = "https://example.org/pd-handoff/"
+
+    mended = docs_site.on_page_markdown("[a](../../deploy/README.md) [b](secure.md)", Page, Config, None)
+    assert mended == "[a](https://example.org/pd-handoff/blob/main/deploy/README.md) [b](secure.md)"
+    with pytest.raises(FileNotFoundError, match="deploy/NONE"):
+        docs_site.on_page_markdown("[a](../../deploy/NONE.md)", Page, Config, None)

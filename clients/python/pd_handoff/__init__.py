@@ -20,7 +20,7 @@ from pd_handoff._version import __version__
 
 if TYPE_CHECKING:
     from pd_handoff import aio, errors
-    from pd_handoff._channel import tls_credentials
+    from pd_handoff._transport.channel import tls_credentials
     from pd_handoff.admin import HandoffInfo, HandoffState
     from pd_handoff.capabilities import Capabilities
     from pd_handoff.client import AdminClient, DecodeClient, PrefillClient, PrefillHandoff
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         ClientClosed,
         DeadlineExceeded,
         Draining,
+        EngineUnreachable,
         FieldOverflow,
         HandoffAborted,
         HandoffError,
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
         HandoffExpired,
         HandoffNotFound,
         InvalidRecord,
+        InvalidRecordType,
         InvalidRequest,
         MessageTooLarge,
         NotAStore,
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
         ProducerRestarted,
         RecordImmutable,
         RecordNotReady,
+        RequestMismatch,
         ReservationExpired,
         SchemaMismatch,
         StaleReservation,
@@ -56,9 +59,10 @@ if TYPE_CHECKING:
         Violation,
     )
     from pd_handoff.handoff import Handoff
-    from pd_handoff.model import Failure, GetItem, Key, Published, Reservation, ReserveItem, Widths
+    from pd_handoff.model import Failure, GetItem, Key, Published, Reservation, ReserveItem, Widths, digest_of_prompt
     from pd_handoff.record import (
         CachedTokens,
+        EngineState,
         FinishReason,
         KvChecksum,
         Logprobs,
@@ -74,15 +78,31 @@ if TYPE_CHECKING:
 # Loaded at first use: gRPC takes a noticeable part of a second, and who only catches errors or builds records needs
 # none.
 _HOMES = {
-    "_channel": ("tls_credentials",),
+    "_transport.channel": ("tls_credentials",),
     "admin": ("HandoffInfo", "HandoffState"),
     "capabilities": ("Capabilities",),
     "client": ("AdminClient", "DecodeClient", "PrefillClient", "PrefillHandoff"),
     "errors": (
-        *("AlreadyConsumed", "ArenaFull", "ClientClosed", "DeadlineExceeded", "Draining", "FieldOverflow"),
+        *(
+            "AlreadyConsumed",
+            "ArenaFull",
+            "ClientClosed",
+            "DeadlineExceeded",
+            "Draining",
+            "EngineUnreachable",
+            "FieldOverflow",
+        ),
         *("HandoffAborted", "HandoffError", "HandoffExists", "HandoffExpired", "HandoffNotFound", "InvalidRecord"),
+        "InvalidRecordType",
         *("InvalidRequest", "MessageTooLarge", "NotAStore", "PermissionDenied", "ProducerRestarted", "RecordImmutable"),
-        *("RecordNotReady", "ReservationExpired", "SchemaMismatch", "StaleReservation", "StoreInternalError"),
+        *(
+            "RecordNotReady",
+            "RequestMismatch",
+            "ReservationExpired",
+            "SchemaMismatch",
+            "StaleReservation",
+            "StoreInternalError",
+        ),
         *(
             "StoreRestarted",
             "StoreUnavailable",
@@ -93,9 +113,21 @@ _HOMES = {
         ),
     ),
     "handoff": ("Handoff",),
-    "model": ("Failure", "GetItem", "Key", "Published", "Reservation", "ReserveItem", "Widths"),
+    "model": (
+        *("Failure", "GetItem", "Key", "Published", "Reservation", "ReserveItem", "Widths"),
+        "digest_of_prompt",
+    ),
     "record": (
-        *("CachedTokens", "FinishReason", "KvChecksum", "Logprobs", "ModalityTokens", "Record", "SamplingMask"),
+        *(
+            "CachedTokens",
+            "EngineState",
+            "FinishReason",
+            "KvChecksum",
+            "Logprobs",
+            "ModalityTokens",
+            "Record",
+            "SamplingMask",
+        ),
         *("SpeculativeState", "Token"),
     ),
     "retries": ("Retries",),
@@ -115,6 +147,8 @@ __all__ = [
     "DeadlineExceeded",
     "DecodeClient",
     "Draining",
+    "EngineState",
+    "EngineUnreachable",
     "Failure",
     "FieldOverflow",
     "FinishReason",
@@ -128,6 +162,7 @@ __all__ = [
     "HandoffNotFound",
     "HandoffState",
     "InvalidRecord",
+    "InvalidRecordType",
     "InvalidRequest",
     "Key",
     "KvChecksum",
@@ -143,6 +178,7 @@ __all__ = [
     "Record",
     "RecordImmutable",
     "RecordNotReady",
+    "RequestMismatch",
     "Reservation",
     "ReservationExpired",
     "ReserveItem",
@@ -163,6 +199,7 @@ __all__ = [
     "Widths",
     "__version__",
     "aio",
+    "digest_of_prompt",
     "errors",
     "tls_credentials",
 ]
@@ -180,4 +217,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted(set(__all__) | set(globals()))
+    return sorted(set(__all__) | {name for name in globals() if name.startswith("__")})

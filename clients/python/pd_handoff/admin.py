@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
-from pd_handoff._durations import seconds
+from pd_handoff._values.durations import seconds
 from pd_handoff.model import Failure, Key, Widths
 from pd_handoff.record import Record
 from pd_handoff.v1 import admin_pb2 as pb
@@ -28,12 +28,22 @@ class HandoffInfo:
     """One attempt as the store sees it; never its token. Durations in seconds, times UTC by the store's wall clock.
 
     Attributes:
+        key: which hand-off, its namespace filled in.
+        attempt: which prefill of the key, 0 for the first.
+        state: where in its life it is.
+        owner: the idempotency key of its Reserve.
         slot: the row it holds; None when it has ended.
         generation: how often that row has been handed out before.
         age: since it was reserved, or since it ended.
         expires_in: until the store ends its present state by itself.
+        reserved_at: when its slot was reserved; None for one aborted before.
+        published_at: when its record was published; None before.
+        expected_readers: how many readers it waits for.
+        readers_done: how many of them have consumed it.
         waiting: Gets that wait for its key.
         widths: of the record once published; those declared before.
+        instance_id: names its prefill process; None when that gave none.
+        epoch: that process's start; None likewise.
         failure: why it was aborted; None in other states.
         record: the contents, when asked for, permitted and published.
     """

@@ -4,20 +4,22 @@ and raises RuntimeError in another."""
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pd_handoff import _channel, _steps
-from pd_handoff._adaptive import SessionMode
-from pd_handoff._base import BaseClient
-from pd_handoff._calls import AnyRecord
-from pd_handoff._prefill import Prefill
-from pd_handoff._requests import reservation_of
-from pd_handoff._session_aio import AsyncSessionTransport
-from pd_handoff._soon import AsyncSoon
-from pd_handoff._transport import AsyncTransport, GrpcAioTransport
-from pd_handoff._waits import longest, wait_of
+from pd_handoff._calls import steps as _steps
+from pd_handoff._calls.base_client import BaseClient
+from pd_handoff._calls.calls import AnyRecord
+from pd_handoff._calls.prefill import OnAbort, Prefill
+from pd_handoff._calls.put_soon import AsyncSoon
+from pd_handoff._calls.requests import check_reservation, reservation_of
+from pd_handoff._calls.waits import longest, wait_of
+from pd_handoff._transport import channel
+from pd_handoff._transport.session_aio import AsyncSessionTransport
+from pd_handoff._transport.session_policy import SessionMode
+from pd_handoff._transport.transports import AsyncTransport, GrpcAioTransport
 from pd_handoff.admin import HandoffInfo, HandoffState
 from pd_handoff.capabilities import Capabilities
 from pd_handoff.errors import HandoffError
@@ -38,8 +40,8 @@ class _Client(BaseClient[AsyncTransport]):
         self,
         target: str,
         credentials: grpc.ChannelCredentials | None,
-        metadata: _channel.CallMetadata,
-        options: Iterable[_channel.Option],
+        metadata: channel.CallMetadata,
+        options: Iterable[channel.Option],
         session: SessionMode,
     ) -> AsyncTransport:
         if session == "never":
@@ -68,8 +70,10 @@ class _Client(BaseClient[AsyncTransport]):
         return await self._run(self._calls.capabilities(required, expected_schema_fingerprint))
 
     async def close(self) -> None:
-        """Closes the connection; calls under way end with ClientClosed."""
-        await self._transport.close()
+        """Closes the connection; calls under way end with ClientClosed. In a forked process it does nothing: the
+        connection is its parent's, and nothing answers there."""
+        if os.getpid() == self._process:
+            await self._transport.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -107,9 +111,11 @@ class PrefillClient(_HandoffClient):
         expected_readers: int = 1,
         attempt: int = 0,
         max_wait: float | None = None,
+        request_digest: bytes | None = None,
     ) -> Reservation:
         """Claims a slot before the prefill. `lease` and `max_wait` (for a free slot) in seconds; `owner` is made up
-        when None.
+        when None. `request_digest` (up to 32 bytes, see `digest_of_prompt`) ties the record to one request: a Get that
+        states another one raises RequestMismatch.
 
         Raises TopLogprobsOverflow, FieldOverflow, ArenaFull, TooManyWaiters, HandoffExists, StaleReservation,
         ProducerRestarted, InvalidRequest, or the outcome of an attempt that has ended."""
@@ -121,6 +127,7 @@ class PrefillClient(_HandoffClient):
             expected_readers=expected_readers,
             attempt=attempt,
             max_wait=max_wait,
+            request_digest=request_digest,
         )
         return reservation_of(request, await self._ask("Reserve", request, wait_of(request)))
 
@@ -147,6 +154,7 @@ class PrefillClient(_HandoffClient):
         expected_readers: int = 1,
         attempt: int = 0,
         max_wait: float | None = None,
+        request_digest: bytes | None = None,
     ) -> Published:
         """Reserve and put in one call; refused, it leaves no reservation. Raises as both do."""
         return await self._run(
@@ -159,12 +167,14 @@ class PrefillClient(_HandoffClient):
                 expected_readers=expected_readers,
                 attempt=attempt,
                 max_wait=max_wait,
+                request_digest=request_digest,
             )
         )
 
     async def release(self, reservation: Reservation) -> None:
         """Gives the slot back: what was not published ends (readers see HandoffAborted, RELEASED), a published record
         stays for its readers. Can be repeated. Raises StaleReservation for a reservation that was never this key's."""
+        check_reservation(reservation, "release")
         await self._run(self._calls.release(reservation.key, token=reservation.token))
 
     async def reserve_many(
@@ -176,6 +186,7 @@ class PrefillClient(_HandoffClient):
         expected_readers: int = 1,
         attempt: int = 0,
         max_wait: float | None = None,
+        request_digest: bytes | None = None,
     ) -> list[Reservation]:
         """Reserves all or none, in order; up to the store's max_batch. Raises as reserve does, for the first that is
         refused."""
@@ -187,6 +198,7 @@ class PrefillClient(_HandoffClient):
                 expected_readers=expected_readers,
                 attempt=attempt,
                 max_wait=max_wait,
+                request_digest=request_digest,
             )
         )
 
@@ -208,7 +220,8 @@ class PrefillClient(_HandoffClient):
     async def close(self) -> None:
         """Sends what `put_soon` still keeps, then closes the connection; other calls under way end with
         ClientClosed."""
-        await self._soon.close(self._calls.patience)
+        if os.getpid() == self._process:
+            await self._soon.close(self._calls.patience)
         await super().close()
 
     async def put_many(self, items: Iterable[tuple[Reservation, AnyRecord]]) -> list[Published | HandoffError]:
@@ -231,9 +244,15 @@ class PrefillClient(_HandoffClient):
         expected_readers: int = 1,
         attempt: int = 0,
         max_wait: float | None = None,
+        request_digest: bytes | None = None,
+        on_abort: OnAbort | None = None,
     ) -> PrefillHandoff:
         """An async context manager around the computation: reserves on entry (raising as reserve does), renews in the
-        background, and on leaving without a put, or by an exception, aborts so that readers learn it at once."""
+        background, and on leaving without a put, or by an exception, aborts so that readers learn it at once. An entry
+        that can never succeed aborts its attempt, too. After a successful put, leaving changes nothing.
+
+        `on_abort` is called once, in the event loop, when the other side ended the hand-off, with the error: within a
+        round trip of an abort (see `PrefillHandoff.aborted`)."""
         return PrefillHandoff(
             self,
             key,
@@ -243,16 +262,21 @@ class PrefillClient(_HandoffClient):
             expected_readers=expected_readers,
             attempt=attempt,
             max_wait=max_wait,
+            request_digest=request_digest,
+            on_abort=on_abort,
         )
 
 
 class PrefillHandoff(Prefill):
     """What `PrefillClient.prefill` gives."""
 
-    def __init__(self, client: PrefillClient, key: Key | int, **options: object) -> None:
-        super().__init__(client._calls, key, options)
+    def __init__(
+        self, client: PrefillClient, key: Key | int, *, on_abort: OnAbort | None = None, **options: object
+    ) -> None:
+        super().__init__(client._calls, key, options, on_abort)
         self._client = client
         self._renewal: asyncio.Task[None] | None = None
+        self._watch_task: asyncio.Task[None] | None = None
 
     async def put(self, record: AnyRecord) -> Published:
         """Publishes the record; the lease needs no renewal from then on. Raises `lost` when a renewal was refused, else
@@ -270,21 +294,30 @@ class PrefillHandoff(Prefill):
     async def __aenter__(self) -> Self:
         await self._client._run(self._begin())
         self._renewal = asyncio.create_task(self._client._run(self._keep()), name="pd-handoff-renewal")
+        if self._watched:
+            self._start_watch()
         return self
+
+    def _start_watch(self) -> None:
+        self._watch_task = asyncio.create_task(self._client._run(self._watch()), name="pd-handoff-watch")
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
             await self._client._run(self._finish(error))
+        except Exception:
+            if error is None:  # else the caller sees what they raised
+                raise
         finally:
             await self._end_renewal()
 
     async def _end_renewal(self) -> None:
-        task, self._renewal = self._renewal, None
-        if task is not None:
+        tasks = [task for task in (self._renewal, self._watch_task) if task is not None]
+        self._renewal = self._watch_task = None
+        for task in tasks:
             task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class DecodeClient(_HandoffClient):
@@ -299,13 +332,17 @@ class DecodeClient(_HandoffClient):
         consume: bool = True,
         reader_id: str | None = None,
         expected_store_epoch: str | None = None,
+        request_digest: bytes | None = None,
     ) -> Handoff:
         """The record of the newest attempt from `attempt` on; waits for it up to `max_wait` seconds, across restarts of
-        the store as far as `retries` allow. Can be repeated by the same reader.
+        the store as far as `retries` allow. Can be repeated by the same reader. With `request_digest` (up to 32 bytes,
+        made as the producer made its own), a record that was reserved for another request raises RequestMismatch.
 
         Raises HandoffNotFound, RecordNotReady, HandoffAborted, HandoffExpired, ProducerRestarted, AlreadyConsumed,
-        StoreRestarted, TooManyWaiters, InvalidRequest."""
-        request = self._calls.get_request(key, attempt, max_wait, consume, reader_id, expected_store_epoch)
+        StoreRestarted, RequestMismatch, TooManyWaiters, InvalidRequest."""
+        request = self._calls.get_request(
+            key, attempt, max_wait, consume, reader_id, expected_store_epoch, request_digest
+        )
         return Handoff(await self._ask("Get", request, wait_of(request)))
 
     async def get_many(
@@ -317,6 +354,7 @@ class DecodeClient(_HandoffClient):
         consume: bool = True,
         reader_id: str | None = None,
         expected_store_epoch: str | None = None,
+        request_digest: bytes | None = None,
     ) -> list[Handoff | HandoffError]:
         """Gets many; each succeeds or fails alone, in order: an InvalidRequest of one key, too, is the outcome of its
         item alone. Returns when all have their answer. More than the store takes at a time go as several batches, one
@@ -333,6 +371,7 @@ class DecodeClient(_HandoffClient):
                 consume=consume,
                 reader_id=reader_id,
                 expected_store_epoch=expected_store_epoch,
+                request_digest=request_digest,
             )
         )
 
@@ -347,8 +386,8 @@ class AdminClient(_Client):
     async def list_handoffs(
         self, *, namespace: str | None = None, states: Iterable[HandoffState] = (), limit: int = 1000
     ) -> list[HandoffInfo]:
-        """Up to `limit` hand-offs, live ones first, oldest first; of one namespace or (None) of all, in these states or
-        (none given) in all live ones."""
+        """Up to `limit` hand-offs, live ones first, by their place in the store; of one namespace or (None) of all, in
+        these states or (none given) in all live ones."""
         return await self._run(self._calls.list_handoffs(namespace, states, limit))
 
     async def get_handoff(self, key: Key | int, *, include_record: bool = False) -> HandoffInfo:

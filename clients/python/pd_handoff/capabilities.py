@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from pd_handoff import errors
-from pd_handoff._durations import seconds
-from pd_handoff._integers import shown
+from pd_handoff._values.durations import seconds
+from pd_handoff._values.integers import shown
 from pd_handoff.model import WIDTH_NAMES, Widths
 from pd_handoff.tensor import DataType
 from pd_handoff.v1 import metadata_store_pb2 as pb
@@ -20,19 +20,25 @@ class Capabilities:
 
     Attributes:
         limits: the largest legal widths; a width of 0 means that the part is switched off.
-        slots_total, slots_free: rows in all, and rows that a Reserve could have at the time of the answer.
-        row_bytes, arena_bytes: bytes of a row, and of all rows.
-        lease_default, lease_min, lease_max: the lease granted when none is asked for, and the bounds.
+        slots_total: rows in all.
+        slots_free: rows that a Reserve could have at the time of the answer.
+        row_bytes: bytes of a row.
+        arena_bytes: bytes of all rows.
+        lease_default: seconds of a lease when none is asked for.
+        lease_min: seconds of the shortest lease that is granted.
+        lease_max: seconds of the longest.
         max_wait: the longest wait of a Get or a Reserve.
         retention: how long a published record waits for its readers.
         consumed_grace: how long a consumed record can be read again.
         tombstone_time: how long the outcome of an ended hand-off is remembered, at most.
-        max_batch, max_waiters: items of a batch call; calls that may wait at a time.
+        max_batch: items of a batch call.
+        max_waiters: calls that may wait at a time.
         max_message_bytes: the largest message taken or sent.
         hidden_state_dtypes: element types that hidden states may have; none when no hidden states fit.
         features: what this store can do beyond the calls that every store has.
         store_epoch: changes when the store comes back empty.
-        server_version, schema_fingerprint: what it runs.
+        server_version: the version of pd-handoff that it runs.
+        schema_fingerprint: identifies its protos.
     """
 
     limits: Widths

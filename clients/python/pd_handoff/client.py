@@ -6,19 +6,21 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pd_handoff import _channel, _steps
-from pd_handoff._adaptive import SessionMode
-from pd_handoff._base import BaseClient
-from pd_handoff._calls import AnyRecord
-from pd_handoff._prefill import Prefill
-from pd_handoff._requests import reservation_of
-from pd_handoff._session import SessionTransport
-from pd_handoff._soon import Soon
-from pd_handoff._transport import GrpcTransport, Transport
-from pd_handoff._waits import longest, wait_of
+from pd_handoff._calls import steps as _steps
+from pd_handoff._calls.base_client import BaseClient
+from pd_handoff._calls.calls import AnyRecord
+from pd_handoff._calls.prefill import OnAbort, Prefill
+from pd_handoff._calls.put_soon import Soon
+from pd_handoff._calls.requests import check_reservation, reservation_of
+from pd_handoff._calls.waits import longest, wait_of
+from pd_handoff._transport import channel
+from pd_handoff._transport.session import SessionTransport
+from pd_handoff._transport.session_policy import SessionMode
+from pd_handoff._transport.transports import GrpcTransport, Transport
 from pd_handoff.admin import HandoffInfo, HandoffState
 from pd_handoff.capabilities import Capabilities
 from pd_handoff.errors import HandoffError
@@ -39,8 +41,8 @@ class _Client(BaseClient[Transport]):
         self,
         target: str,
         credentials: grpc.ChannelCredentials | None,
-        metadata: _channel.CallMetadata,
-        options: Iterable[_channel.Option],
+        metadata: channel.CallMetadata,
+        options: Iterable[channel.Option],
         session: SessionMode,
     ) -> Transport:
         if session == "never":
@@ -107,9 +109,11 @@ class PrefillClient(_HandoffClient):
         expected_readers: int = 1,
         attempt: int = 0,
         max_wait: float | None = None,
+        request_digest: bytes | None = None,
     ) -> Reservation:
         """Claims a slot before the prefill. `lease` and `max_wait` (for a free slot) in seconds; `owner` is made up
-        when None.
+        when None. `request_digest` (up to 32 bytes, see `digest_of_prompt`) ties the record to one request: a Get that
+        states another one raises RequestMismatch.
 
         Raises TopLogprobsOverflow, FieldOverflow, ArenaFull, TooManyWaiters, HandoffExists, StaleReservation,
         ProducerRestarted, InvalidRequest, or the outcome of an attempt that has ended."""
@@ -121,6 +125,7 @@ class PrefillClient(_HandoffClient):
             expected_readers=expected_readers,
             attempt=attempt,
             max_wait=max_wait,
+            request_digest=request_digest,
         )
         return reservation_of(request, self._ask("Reserve", request, wait_of(request)))
 
@@ -147,6 +152,7 @@ class PrefillClient(_HandoffClient):
         expected_readers: int = 1,
         attempt: int = 0,
         max_wait: float | None = None,
+        request_digest: bytes | None = None,
     ) -> Published:
         """Reserve and put in one call; refused, it leaves no reservation. Raises as both do."""
         return self._run(
@@ -159,12 +165,14 @@ class PrefillClient(_HandoffClient):
                 expected_readers=expected_readers,
                 attempt=attempt,
                 max_wait=max_wait,
+                request_digest=request_digest,
             )
         )
 
     def release(self, reservation: Reservation) -> None:
         """Gives the slot back: what was not published ends (readers see HandoffAborted, RELEASED), a published record
         stays for its readers. Can be repeated. Raises StaleReservation for a reservation that was never this key's."""
+        check_reservation(reservation, "release")
         self._run(self._calls.release(reservation.key, token=reservation.token))
 
     def reserve_many(
@@ -176,6 +184,7 @@ class PrefillClient(_HandoffClient):
         expected_readers: int = 1,
         attempt: int = 0,
         max_wait: float | None = None,
+        request_digest: bytes | None = None,
     ) -> list[Reservation]:
         """Reserves all or none, in order; up to the store's max_batch. Raises as reserve does, for the first that is
         refused."""
@@ -187,6 +196,7 @@ class PrefillClient(_HandoffClient):
                 expected_readers=expected_readers,
                 attempt=attempt,
                 max_wait=max_wait,
+                request_digest=request_digest,
             )
         )
 
@@ -231,9 +241,15 @@ class PrefillClient(_HandoffClient):
         expected_readers: int = 1,
         attempt: int = 0,
         max_wait: float | None = None,
+        request_digest: bytes | None = None,
+        on_abort: OnAbort | None = None,
     ) -> PrefillHandoff:
         """A context manager around the computation: reserves on entry (raising as reserve does), renews in the
-        background, and on leaving without a put, or by an exception, aborts so that readers learn it at once."""
+        background, and on leaving without a put, or by an exception, aborts so that readers learn it at once. An entry
+        that can never succeed aborts its attempt, too. After a successful put, leaving changes nothing.
+
+        `on_abort` is called once, in a thread of the client, when the other side ended the hand-off, with the error:
+        within a round trip of an abort (see `PrefillHandoff.aborted`)."""
         return PrefillHandoff(
             self,
             key,
@@ -243,14 +259,18 @@ class PrefillClient(_HandoffClient):
             expected_readers=expected_readers,
             attempt=attempt,
             max_wait=max_wait,
+            request_digest=request_digest,
+            on_abort=on_abort,
         )
 
 
 class PrefillHandoff(Prefill):
     """What `PrefillClient.prefill` gives."""
 
-    def __init__(self, client: PrefillClient, key: Key | int, **options: object) -> None:
-        super().__init__(client._calls, key, options)
+    def __init__(
+        self, client: PrefillClient, key: Key | int, *, on_abort: OnAbort | None = None, **options: object
+    ) -> None:
+        super().__init__(client._calls, key, options, on_abort)
         self._client = client
         self._stop = threading.Event()
 
@@ -270,17 +290,27 @@ class PrefillHandoff(Prefill):
     def __enter__(self) -> Self:
         self._client._run(self._begin())
         threading.Thread(target=self._renew, name="pd-handoff-renewal", daemon=True).start()
+        if self._watched:
+            self._start_watch()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stop.set()
-        self._client._run(self._finish(error))
+        try:
+            self._client._run(self._finish(error))
+        except Exception:
+            if error is None:  # else the caller sees what they raised
+                raise
 
     def _renew(self) -> None:
         # The event is the clock: setting it ends a pause at once, and the steps see that the hand-off is over.
         _steps.run(self._keep(), self._client._transport.call, self._stop.wait)
+
+    def _start_watch(self) -> None:
+        steps = partial(_steps.run, self._watch(), self._client._transport.call, self._stop.wait)
+        threading.Thread(target=steps, name="pd-handoff-watch", daemon=True).start()
 
 
 class DecodeClient(_HandoffClient):
@@ -295,13 +325,17 @@ class DecodeClient(_HandoffClient):
         consume: bool = True,
         reader_id: str | None = None,
         expected_store_epoch: str | None = None,
+        request_digest: bytes | None = None,
     ) -> Handoff:
         """The record of the newest attempt from `attempt` on; waits for it up to `max_wait` seconds, across restarts of
-        the store as far as `retries` allow. Can be repeated by the same reader.
+        the store as far as `retries` allow. Can be repeated by the same reader. With `request_digest` (up to 32 bytes,
+        made as the producer made its own), a record that was reserved for another request raises RequestMismatch.
 
         Raises HandoffNotFound, RecordNotReady, HandoffAborted, HandoffExpired, ProducerRestarted, AlreadyConsumed,
-        StoreRestarted, TooManyWaiters, InvalidRequest."""
-        request = self._calls.get_request(key, attempt, max_wait, consume, reader_id, expected_store_epoch)
+        StoreRestarted, RequestMismatch, TooManyWaiters, InvalidRequest."""
+        request = self._calls.get_request(
+            key, attempt, max_wait, consume, reader_id, expected_store_epoch, request_digest
+        )
         return Handoff(self._ask("Get", request, wait_of(request)))
 
     def get_many(
@@ -313,6 +347,7 @@ class DecodeClient(_HandoffClient):
         consume: bool = True,
         reader_id: str | None = None,
         expected_store_epoch: str | None = None,
+        request_digest: bytes | None = None,
     ) -> list[Handoff | HandoffError]:
         """Gets many; each succeeds or fails alone, in order: an InvalidRequest of one key, too, is the outcome of its
         item alone. Returns when all have their answer. More than the store takes at a time go as several batches, one
@@ -329,6 +364,7 @@ class DecodeClient(_HandoffClient):
                 consume=consume,
                 reader_id=reader_id,
                 expected_store_epoch=expected_store_epoch,
+                request_digest=request_digest,
             )
         )
 
@@ -343,8 +379,8 @@ class AdminClient(_Client):
     def list_handoffs(
         self, *, namespace: str | None = None, states: Iterable[HandoffState] = (), limit: int = 1000
     ) -> list[HandoffInfo]:
-        """Up to `limit` hand-offs, live ones first, oldest first; of one namespace or (None) of all, in these states or
-        (none given) in all live ones."""
+        """Up to `limit` hand-offs, live ones first, by their place in the store; of one namespace or (None) of all, in
+        these states or (none given) in all live ones."""
         return self._run(self._calls.list_handoffs(namespace, states, limit))
 
     def get_handoff(self, key: Key | int, *, include_record: bool = False) -> HandoffInfo:

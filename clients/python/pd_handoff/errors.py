@@ -18,6 +18,7 @@ from pd_handoff.model import Failure
 DOMAIN = "pd-handoff"
 OVERFLOW_PHRASE = "exceeds disaggregation metadata capacity"  # existing handlers of engines match on these words
 _DETAILS_KEY = "grpc-status-details-bin"
+_HTTP_413 = re.compile(r"\bstatus: 413\b")  # gRPC's words for an answer of HTTP alone
 _PLACE = re.compile(r"\brequests\[\d+\]\.")
 
 
@@ -139,6 +140,10 @@ class InvalidRecord(HandoffError, ValueError):
     """The record is not well formed; `violations` says where. Raised here too, for values that no record can hold."""
 
 
+class InvalidRecordType(InvalidRecord, TypeError):
+    """A value of the record has another Python type than its field takes; `violations` says where and what."""
+
+
 class InvalidRequest(HandoffError, ValueError):
     """The call is not well formed; `violations` says where. Raised here too, for what no request can hold."""
 
@@ -185,8 +190,22 @@ class StoreRestarted(HandoffError):
     """The store came back empty since: prefill again."""
 
 
+class RequestMismatch(HandoffError):
+    """The hand-off under this key is of another request: both sides stated a `request_digest`, and they differ. Give
+    each request a room of its own."""
+
+    @property
+    def state(self) -> str:
+        """Of that hand-off: `RESERVED`, `PUBLISHED` or `CONSUMED`."""
+        return self.metadata.get("state", "")
+
+
 class SchemaMismatch(HandoffError):
     """The store speaks another schema than the caller expects."""
+
+
+class EngineUnreachable(HandoffError):
+    """The engine behind a front end does not answer. Retry after `retry_after` seconds, here or elsewhere."""
 
 
 class Draining(HandoffError):
@@ -248,7 +267,9 @@ _STORE = (
     _Row(ProducerRestarted, "PRODUCER_RESTARTED", "UNAVAILABLE", 503),
     _Row(AlreadyConsumed, "ALREADY_CONSUMED", "FAILED_PRECONDITION", 409),
     _Row(StoreRestarted, "STORE_RESTARTED", "FAILED_PRECONDITION", 503),
+    _Row(RequestMismatch, "REQUEST_MISMATCH", "FAILED_PRECONDITION", 409),
     _Row(SchemaMismatch, "SCHEMA_MISMATCH", "FAILED_PRECONDITION", 500),
+    _Row(EngineUnreachable, "ENGINE_UNREACHABLE", "UNAVAILABLE", 503),
     _Row(Draining, "DRAINING", "UNAVAILABLE", 503),
     _Row(StoreInternalError, "INTERNAL", "INTERNAL", 500),
 )
@@ -294,9 +315,9 @@ def overflow(field: str, requested: int, limit: int) -> TopLogprobsOverflow | Fi
     return FieldOverflow(text, metadata={"field": field, **numbers})
 
 
-def invalid_record(field: str, description: str) -> InvalidRecord:
+def invalid_record(field: str, description: str, kind: type[InvalidRecord] | None = None) -> InvalidRecord:
     """One violation of a record, found on this side."""
-    return InvalidRecord(f"{field}: {description}", violations=((field, description),))
+    return (kind or InvalidRecord)(f"{field}: {description}", violations=((field, description),))
 
 
 def invalid_request(field: str, description: str) -> InvalidRequest:
@@ -361,12 +382,23 @@ def from_rpc(error: Any, target: str) -> HandoffError:
             if status.details:
                 return from_status(status)
     if code in ("UNAVAILABLE", "CANCELLED"):
-        text = f"no answer from the store at {target}: {text or 'the connection broke'}"
+        text = f"no answer from the store at {target}: {text or 'the connection broke'}{_advice(text)}"
     elif code == "DEADLINE_EXCEEDED":
         return no_answer(target)
     elif code == "UNIMPLEMENTED":
         text = f"the server at {target} is no store of this version: {text}"
     return _plain(code, text, None)
+
+
+def _advice(text: str) -> str:
+    """What gRPC's words for a connection that fails mean in practice."""
+    if "WRONG_VERSION_NUMBER" in text or "wrong version number" in text:
+        return " (the other end speaks no TLS: leave out credentials, or use another port)"
+    if "CERTIFICATE_VERIFY_FAILED" in text:
+        return " (its certificate is not signed by the given authority, or is for another name)"
+    if "http1.x server" in text:
+        return " (a plain HTTP server answers there: use the port of --listen, not of --metrics-listen)"
+    return ""
 
 
 def no_answer(target: str) -> DeadlineExceeded:
@@ -377,5 +409,8 @@ def no_answer(target: str) -> DeadlineExceeded:
 def _plain(code: str, message: str, retry_after: float | None) -> HandoffError:
     if code == "RESOURCE_EXHAUSTED" and "larger than max" not in message:  # a quota of gRPC or of a proxy
         return HandoffError(message, reason=code, code=code, retry_after=retry_after)
+    if code == "UNKNOWN" and _HTTP_413.search(message):
+        message = f"a proxy on the way refused the request as too large: {message}"
+        return MessageTooLarge(message, retry_after=retry_after)
     row = _OF_CODE.get(code, _Row(HandoffError, code, code, 0))
     return row.error(message, reason=row.reason, code=code, retry_after=retry_after)

@@ -30,7 +30,7 @@ class Handoff:
 
     @property
     def proto(self) -> record_pb2.HandoffRecord:
-        """The record as the message that came, every bit as put (see `pd_handoff.exact`)."""
+        """The record as the message that came, every bit as put (see `pd_handoff._values.exact`)."""
         return self._response.record
 
     @property

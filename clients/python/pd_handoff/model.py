@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
+import sys
+from array import array
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
-from pd_handoff._integers import unfit
+from pd_handoff._values.failure_text import sendable
+from pd_handoff._values.integers import shown, unfit
 from pd_handoff.v1 import metadata_store_pb2 as pb
 
 
@@ -27,8 +32,21 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class Widths:
-    """Sizes of a record's variable parts; elements, or bytes where the name says so. 0 means "not declared" in what a
-    caller asks for, and "switched off" in a store's limits."""
+    """Sizes of a record's variable parts. 0 means "not declared" in what a caller asks for, and "switched off" in a
+    store's limits.
+
+    Attributes:
+        tokens: elements of `Record.tokens`.
+        top_logprobs: elements of `Token.top_logprobs`, of each token.
+        token_ids_logprobs: elements of `Token.token_ids_logprobs`, of each token.
+        sampling_mask_tokens: elements of `SamplingMask.token_ids`.
+        speculative_topk: elements of `SpeculativeState.topk_index`.
+        dsa_topk_indices: elements of `SpeculativeState.dsa_topk_indices`.
+        customized_info_bytes: bytes of `Record.customized_info`.
+        hidden_state_bytes: bytes of `SpeculativeState.hidden_states`.
+        engine_state_bytes: bytes of `EngineState.data`.
+        draft_tokens: elements of `SpeculativeState.draft_token_ids`.
+    """
 
     tokens: int = 0
     top_logprobs: int = 0
@@ -38,6 +56,8 @@ class Widths:
     dsa_topk_indices: int = 0
     customized_info_bytes: int = 0
     hidden_state_bytes: int = 0
+    engine_state_bytes: int = 0
+    draft_tokens: int = 0
 
     def to_proto(self) -> pb.Widths:
         """The message. Raises ValueError or TypeError, naming it, when a width is no unsigned integer of its field's
@@ -68,7 +88,7 @@ class Failure:
     Attributes:
         http_status: 100 to 599.
         reason: UPPER_SNAKE, up to 63 bytes, for programs.
-        message: for people; the store cuts it at 1,024 bytes.
+        message: for people. Sent as at most 1,024 bytes of UTF-8, with a question mark for each lone surrogate.
     """
 
     http_status: int = 500
@@ -76,8 +96,14 @@ class Failure:
     message: str = ""
 
     def to_proto(self) -> pb.Failure:
-        """The message."""
-        return pb.Failure(http_status=self.http_status, reason=self.reason, message=self.message)
+        """The message. Raises TypeError or ValueError, naming the field, for a value that it cannot hold."""
+        message = sendable(self.message)
+        try:
+            return pb.Failure(http_status=self.http_status, reason=self.reason, message=message)
+        except TypeError:
+            if not isinstance(self.reason, str):
+                raise TypeError(f"failure.reason: must be a str, not {shown(self.reason)}") from None
+            raise TypeError(f"failure.http_status: must be an int, not {shown(self.http_status)}") from None
 
     @classmethod
     def from_proto(cls, message: pb.Failure) -> Failure:
@@ -96,8 +122,9 @@ class Reservation:
         attempt: which prefill of the key, 0 for the first.
         lease: seconds granted, counted from the store's answer.
         store_epoch: changes when the store comes back empty.
-        expected_readers, widths: as reserved, so that a renewal that meets a store that came back empty reserves the
-            same.
+        expected_readers: as reserved, so that a renewal that meets a store that came back empty reserves the same.
+        widths: as reserved, likewise.
+        request_digest: as reserved, likewise; up to 32 bytes.
     """
 
     key: Key
@@ -108,6 +135,7 @@ class Reservation:
     store_epoch: str
     expected_readers: int = 1
     widths: Widths | None = None
+    request_digest: bytes = b""
 
     def __repr__(self) -> str:
         """Without the token, which is a credential."""
@@ -162,18 +190,44 @@ _tell = _Told._response.__set__  # type: ignore[attr-defined]
 
 @dataclass(frozen=True, slots=True)
 class ReserveItem:
-    """One item of `reserve_many`; what is None comes from the call's own arguments."""
+    """One item of `reserve_many`; what is None comes from the call's own arguments.
+
+    Attributes:
+        key: which hand-off; an int is a room.
+        owner: idempotency key, up to 256 bytes; made up when None.
+        widths: what the record will need.
+        attempt: which prefill of the key, from 0.
+        request_digest: of what both sides know of the request, up to 32 bytes.
+    """
 
     key: Key | int
     owner: str | None = None
     widths: Widths | None = None
     attempt: int | None = None
+    request_digest: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class GetItem:
-    """One item of `get_many`; what is None comes from the call's own arguments."""
+    """One item of `get_many`; what is None comes from the call's own arguments.
+
+    Attributes:
+        key: which hand-off; an int is a room.
+        attempt: the lowest attempt that will do, from 0.
+        reader_id: who reads, up to 256 bytes.
+        request_digest: of what both sides know of the request, up to 32 bytes.
+    """
 
     key: Key | int
     attempt: int | None = None
     reader_id: str | None = None
+    request_digest: bytes | None = None
+
+
+def digest_of_prompt(token_ids: Iterable[int]) -> bytes:
+    """A `request_digest` of a prompt: 16 bytes, equal for equal token ids, whether a list or an array of any integer
+    type holds them. Raises TypeError or OverflowError for what is no integer of 64 bits."""
+    ids = array("q", iter(token_ids))
+    if sys.byteorder == "big":
+        ids.byteswap()
+    return hashlib.blake2b(ids.tobytes(), digest_size=16, person=b"pd-handoff").digest()

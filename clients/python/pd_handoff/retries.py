@@ -15,7 +15,8 @@ CONNECT_SECONDS = 5.0
 @dataclass(frozen=True)
 class Retries:
     """How a call outlives a store that is away for a moment. Every call can be repeated: its owner, token or reader
-    makes it idempotent. Retried are: no answer (StoreUnavailable) and Draining; nothing else unless named in `also`.
+    makes it idempotent. Retried are: no answer (StoreUnavailable), Draining and EngineUnreachable; nothing else unless
+    named in `also`.
 
     Attributes:
         total_seconds: how long the store may be away; 0 switches retries off.
@@ -58,7 +59,10 @@ class Outage:
 
     def wants(self, error: errors.HandoffError) -> bool:
         """True when `error` is of a kind that is retried at all."""
-        return isinstance(error, (errors.StoreUnavailable, errors.Draining)) or error.reason in self._retries.also
+        return (
+            isinstance(error, (errors.StoreUnavailable, errors.Draining, errors.EngineUnreachable))
+            or error.reason in self._retries.also
+        )
 
     def pause(self, error: errors.HandoffError, began: float, now: float) -> float | None:
         """Seconds to wait after an attempt from `began` to `now` ended in `error`; None when it is final."""

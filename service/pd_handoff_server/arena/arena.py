@@ -4,32 +4,14 @@ from __future__ import annotations
 
 import struct
 import zlib
-from typing import Any, Final
+from typing import Final
 
-import numpy as np
 import torch
 
-from .draft import Draft, image_digest
 from .layout import HEADER, HEADER_START, Layout
+from .packed_record import Draft, image_digest
 
 _EMPTY: Final = struct.Struct(f"<Q{HEADER.size - 8}x")  # the header of a row that holds nothing: its generation, zeros
-
-_HEADER_DTYPE: Final = np.dtype(
-    [
-        ("generation", "<u8"),
-        ("image_bytes", "<u4"),
-        ("checksum", "<u4"),
-        ("presence", "<u4"),
-        ("tokens", "<u4"),
-        ("top_logprobs", "<u4"),
-        ("token_ids_logprobs", "<u4"),
-        ("sampling_mask_tokens", "<u4"),
-        ("speculative_topk", "<u4"),
-        ("dsa_topk_indices", "<u4"),
-        ("customized_info_bytes", "<u4"),
-        ("hidden_state_bytes", "<u8"),
-    ]
-)
 
 
 class DamagedRowError(Exception):
@@ -47,7 +29,6 @@ class Arena:
 
     Attributes:
         storage: the tensor.
-        headers: a typed numpy view of every row's length and presence columns, shape (slots,).
     """
 
     def __init__(self, slots: int, layout: Layout, storage: torch.Tensor | None = None) -> None:
@@ -62,9 +43,6 @@ class Arena:
         view = storage.numpy()
         self._rows = memoryview(view.data).cast("B")
         self._zeros = memoryview(bytes(layout.image_bytes))
-        self.headers: np.ndarray[Any, np.dtype[np.void]] = np.ndarray(
-            (slots,), _HEADER_DTYPE, buffer=view.data, strides=(layout.row_bytes,)
-        )
 
     def write(self, slot: int, generation: int, draft: Draft) -> None:
         """Write a measured record. The header comes last: until then the row's checksum does not match."""
@@ -91,10 +69,6 @@ class Arena:
         if zlib.crc32(image, slot) != checksum:
             raise DamagedRowError(slot)
         return image
-
-    def holds(self, slot: int, generation: int, draft: Draft) -> bool:
-        """Whether the row holds exactly this record. Raises DamagedRowError."""
-        return self.read(slot, generation) == draft.image
 
     def widths(self, slot: int) -> tuple[int, ...]:
         """What the record in this row uses, in the order of `Limits`."""

@@ -13,7 +13,7 @@ from dataclasses import astuple, dataclass, fields
 
 ALIGNMENT = 64
 
-HEADER = struct.Struct("<QIIIIIIIIIIQ")
+HEADER = struct.Struct("<QIIHHIIIIIIIIHxx")
 """generation, image bytes, checksum, presence, then the record's widths in the order of `Limits`.
 
 The checksum is the CRC-32 of the image that begins with the slot's number.
@@ -22,6 +22,13 @@ The checksum is the CRC-32 of the image that begins with the slot's number.
 HEADER_START = struct.Struct("<QII")
 """Its first three."""
 
+TRACEPARENT = 64
+"""The most bytes of a trace context."""
+
+SHARED_DRAFT_TOKENS = 16
+"""Up to so many draft tokens have no room of their own."""
+
+_TYPE = 64  # bytes of an engine state's type
 _TAG = 1  # every field number of the record is below 16
 _ID = 5  # a non-negative int32 as varint
 _INT = 10  # any int32, int64 or uint64 as varint
@@ -44,6 +51,8 @@ class Limits:
     dsa_topk_indices: int = 2048
     customized_info_bytes: int = 4096
     hidden_state_bytes: int = 32768
+    engine_state_bytes: int = 0
+    draft_tokens: int = 16
 
 
 WIDTHS = tuple(field.name for field in fields(Limits))
@@ -83,6 +92,35 @@ class Layout:
         self.row_bytes = -(-(HEADER.size + self.image_bytes) // ALIGNMENT) * ALIGNMENT
 
     def _columns(self) -> Iterator[Column]:
+        yield from self._columns_of_every_row()
+        draft = self.limits.draft_tokens
+        if self.limits.engine_state_bytes:
+            yield from self._columns_of_engines()
+        elif draft <= SHARED_DRAFT_TOKENS:
+            draft = 0
+        yield Column("speculative.draft_token_ids", "int32", draft, _framed(draft * _ID))
+
+    def _columns_of_engines(self) -> Iterator[Column]:
+        """What engines send beside a state of their own.
+
+        Where engine states are switched off, these parts and a few draft tokens share the room of the others: rows are
+        no larger for them.
+        """
+        limits, tokens = self.limits, self.limits.tokens
+        state = limits.engine_state_bytes
+        yield Column(
+            "engine_state.data", "uint8", state, _framed(state) + _framed(_TYPE) + _TAG + varint_size(state + 128)
+        )
+        yield Column("prompt_tokens", "uint32", 1, _TAG + _ID)
+        yield Column("traceparent", "uint8", TRACEPARENT, _framed(TRACEPARENT))
+        yield Column("tokens.rank", "uint32", tokens, tokens * (_TAG + _ID))
+        for name, width in (("top_logprobs", limits.top_logprobs), ("token_ids_logprobs", limits.token_ids_logprobs)):
+            # The lists make the messages around them longer, and so their lengths.
+            yield Column(
+                f"tokens.{name}.ranks", "uint32", tokens * width, tokens * (_framed(width * _ID) + bool(width))
+            )
+
+    def _columns_of_every_row(self) -> Iterator[Column]:
         limits, tokens = self.limits, self.limits.tokens
         # Every list and message costs a tag and a length; they are counted where the name says "frames".
         lists = sum(

@@ -2,7 +2,19 @@
 
 from .clock import Clock, SystemClock
 from .machine import Lifecycle
-from .model import Failure, Handoff, Key, Observer, Outcome, Policy, Rows, Spec, State, Tombstone, reader_mark
+from .model import (
+    Failure,
+    Handoff,
+    Key,
+    Observer,
+    Outcome,
+    Policy,
+    Rows,
+    Spec,
+    State,
+    Tombstone,
+    reader_mark,
+)
 from .quotas import Quotas
 from .tokens import TokenMint
 

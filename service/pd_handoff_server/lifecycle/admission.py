@@ -51,11 +51,22 @@ def _beside(plan: Plan, live: Handoff, now: int) -> None:
     elif live.state is RESERVED and _restarted(spec, live.key, live.producer):
         plan.replaces, plan.replaced_outcome = live, Outcome.RESTARTED
     elif live.owner == spec.owner:
+        refuse_other_request(spec, live, now)
         plan.kept = live
     elif live.state is CONSUMED:
         plan.replaces, plan.replaced_outcome = live, Outcome.COMPLETED
     else:
-        raise refusal.handoff_exists(live.state.value, max(now - live.reserved_mono, 0) // 1_000_000)
+        raise refusal.handoff_exists(live.state.value, _age_ms(live, now))
+
+
+def refuse_other_request(spec: Spec, live: Handoff, now: int) -> None:
+    """Refuse the owner of a live hand-off who states another digest than it was reserved with. Raises Refusal."""
+    if spec.request_digest and spec.request_digest != live.request_digest:
+        raise refusal.another_request(live.state.value, _age_ms(live, now))
+
+
+def _age_ms(live: Handoff, now: int) -> int:
+    return max(now - live.reserved_mono, 0) // 1_000_000
 
 
 def _after(spec: Spec, ended: Tombstone) -> None:

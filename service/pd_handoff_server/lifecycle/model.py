@@ -83,7 +83,7 @@ class Spec:
     """What a Reserve asks for, already checked for form.
 
     `lease` is in nanoseconds, None for the default. `widths` is carried for display only. `producer` is (instance id,
-    epoch).
+    epoch). `request_digest` is empty when the caller stated none.
     """
 
     key: Key
@@ -93,13 +93,13 @@ class Spec:
     expected_readers: int = 1
     producer: tuple[str, int] | None = None
     widths: Any = None
+    request_digest: bytes = b""
 
 
 class Handoff:
     """A live hand-off: it holds a slot."""
 
     __slots__ = (
-        "answer",
         "attempt",
         "deadline",
         "expected_readers",
@@ -112,6 +112,7 @@ class Handoff:
         "published_wall",
         "queued_at",
         "readers",
+        "request_digest",
         "reserved_mono",
         "reserved_wall",
         "slot",
@@ -127,6 +128,7 @@ class Handoff:
         self.producer = spec.producer
         self.expected_readers = spec.expected_readers
         self.widths = spec.widths
+        self.request_digest = spec.request_digest
         self.slot = slot
         self.generation = generation
         self.token = token
@@ -139,7 +141,6 @@ class Handoff:
         self.readers: set[bytes] = set()
         self.deadline: int | None = mono + lease
         self.queued_at: int | None = None
-        self.answer: bytes | None = None  # a transport may keep its encoding of what never changes again
 
 
 @dataclass(slots=True, eq=False)
@@ -147,7 +148,8 @@ class Tombstone:
     """The outcome of a hand-off that has ended; it holds no slot.
 
     `token` and `owner` are empty for an Abort that came before the Reserve. `digest` and `published_wall` are set when
-    a record had been published. `deadline` is the monotonic moment at which it is forgotten.
+    a record had been published. `deadline` is the monotonic moment at which it is forgotten. `place` is where it stands
+    among those that are remembered.
     """
 
     key: Key
@@ -162,7 +164,7 @@ class Tombstone:
     digest: bytes | None = None
     published_wall: int = 0
     reserved_wall: int = 0
-    live: bool = True
+    place: int = -1
 
 
 class Rows(Protocol):
@@ -206,7 +208,7 @@ class Observer:
         """A producer's epoch was raised."""
 
     def producer_forgotten(self, namespace: str, instance_id: str) -> None:
-        """A producer that reserved nothing for so long is no longer remembered."""
+        """A producer is no longer remembered: it reserved nothing for long, or its namespace has most of too many."""
 
 
 def watchers(observers: Iterable[Observer], event: str) -> tuple[Callable[..., None], ...]:

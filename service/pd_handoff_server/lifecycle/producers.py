@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterator
 
 from .deadlines import NEVER
+from .fair_order import FairOrder
 
 Instance = tuple[str, str]
 """(namespace, instance id)."""
 
 
+def _namespace(instance: Instance) -> str:
+    return instance[0]
+
+
 class Producers:
-    """The highest epoch accepted of each instance, for a bounded time and number: the least recently seen goes first.
+    """The highest epoch accepted of each instance, for a bounded time and number.
+
+    When there are too many, the namespace that has most loses the one that it has not seen for longest.
 
     Attributes:
         due: a moment at or before that at which the least recently seen is forgotten; NEVER when there is none.
@@ -23,40 +29,53 @@ class Producers:
         self.due = NEVER
         self._capacity = capacity
         self._time = time
-        self._known: OrderedDict[Instance, tuple[int, int]] = OrderedDict()  # epoch, and when it was last seen
+        self._known: dict[Instance, tuple[int, int]] = {}  # epoch, and when it was last seen
+        self._order: FairOrder[Instance] = FairOrder(_namespace)  # least recently seen first
 
     def epoch(self, instance: Instance) -> int | None:
         """The highest epoch accepted so far; None for an unknown instance."""
         known = self._known.get(instance)
         return None if known is None else known[0]
 
-    def accept(self, instance: Instance, epoch: int, now: int) -> bool:
-        """Note an accepted Reserve; True when it raised the epoch of a known or unknown instance."""
-        known = self._known.pop(instance, None)
+    def accept(self, instance: Instance, epoch: int, now: int) -> tuple[bool, Instance | None]:
+        """Note an accepted Reserve.
+
+        Returns whether it raised the epoch of a known or unknown instance, and which one is no longer known for it.
+        """
+        known = self._known.get(instance)
         raised = known is None or epoch > known[0]
+        gone = None
+        if known is not None:
+            self._order.remove(instance)
+        elif len(self._known) >= self._capacity:
+            gone = self._order.surplus()
+            self._drop(gone)
         self._known[instance] = (epoch if known is None or raised else known[0], now)
-        while len(self._known) > self._capacity:
-            self._known.popitem(last=False)
+        self._order.add(instance)
         if self.due == NEVER:
             self.due = now + self._time
-        return raised
+        return raised, gone
+
+    def _drop(self, instance: Instance) -> None:
+        self._order.remove(instance)
+        del self._known[instance]
 
     def expire(self, now: int) -> list[Instance]:
         """Forget those that were not seen for so long; returns them."""
         forgotten = []
         self.due = NEVER
-        for instance, (_, seen) in self._known.items():
+        while (instance := self._order.first()) is not None:
+            seen = self._known[instance][1]
             if seen + self._time > now:
                 self.due = seen + self._time
                 break
+            self._drop(instance)
             forgotten.append(instance)
-        for instance in forgotten:
-            del self._known[instance]
         return forgotten
 
     def __iter__(self) -> Iterator[tuple[Instance, int]]:
         """All of them with their epochs, least recently seen first."""
-        return ((instance, epoch) for instance, (epoch, _) in self._known.items())
+        return ((instance, self._known[instance][0]) for instance in self._order)
 
     def __len__(self) -> int:
         """How many instances are known."""

@@ -38,6 +38,10 @@ class Quotas:
         limit = self.limits.get(namespace)
         return limit is None or self.held[namespace] + wanted <= limit
 
+    def of(self, specs: Iterable[Spec]) -> tuple[str, ...]:
+        """The namespaces of these that have a limit, each once."""
+        return tuple(dict.fromkeys(spec.key[0] for spec in specs if spec.key[0] in self.limits))
+
     def hopeless(self, specs: Iterable[Spec]) -> tuple[str, int] | None:
         """The namespace whose limit these exceed by themselves, however long one waits, and how many they are of it."""
         wanted = Counter(spec.key[0] for spec in specs)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 _PARTS = struct.Struct("<8sIQ")
 _NONCE = 12
+_SIZE = _PARTS.size + _NONCE
 
 
 class TokenMint:
@@ -21,6 +22,12 @@ class TokenMint:
         self._random = random
         self._block = b""
         self._at = 0
+
+    def foreign(self, token: bytes) -> tuple[str, str] | None:
+        """(its epoch, this store's) of a token that another store made; None for any other."""
+        if len(token) != _SIZE or token[:8] == self._epoch:
+            return None
+        return token[:8].hex(), self._epoch.hex()
 
     def mint(self, slot: int, generation: int) -> bytes:
         """A token that was never made before."""

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from .deadlines import NEVER
+from .fair_order import FairOrder
 from .model import Key, Tombstone
 
 
+def _namespace(tombstone: Tombstone) -> str:
+    return tombstone.key[0]
+
+
 class Tombstones:
-    """Outcomes by key and by token, forgotten oldest first.
+    """Outcomes by key and by token. When there are too many, the namespace that has most loses its oldest.
 
     By key only the newest attempt is found, and of equal ones the latest, or the one of a certain owner; by token every
     one that was not fenced by a higher attempt.
@@ -20,12 +24,15 @@ class Tombstones:
         due: when the oldest is forgotten; NEVER when there is none. Kept up to date, since it is looked at with each
             call.
         newest: finds the highest ended attempt of a key, and of equal ones the latest.
+        places: each stands in one place until it is forgotten; None where a place is free.
     """
 
     def __init__(self, capacity: int) -> None:
         self.due = NEVER
+        self.places: list[Tombstone | None] = []
+        self._free: list[int] = []
         self._capacity = capacity
-        self._order: deque[Tombstone] = deque()
+        self._order: FairOrder[Tombstone] = FairOrder(_namespace)
         self._by_key: dict[Key, Tombstone] = {}
         self._former: dict[tuple[Key, str], Tombstone] = {}  # by owner: others have ended in that room since
         self._by_token: dict[bytes, Tombstone] = {}
@@ -47,16 +54,36 @@ class Tombstones:
 
     def add(self, tombstone: Tombstone) -> list[Tombstone]:
         """Remember an outcome; returns those forgotten for it, which is itself where none are remembered."""
-        forgotten = []
-        while self._order and len(self._order) >= self._capacity:
-            oldest = self._order.popleft()
-            if self._unlink(oldest):
-                forgotten.append(oldest)
         if not self._capacity:
-            tombstone.live = False
             return [tombstone]
-        self._order.append(tombstone)
-        self.due = self._order[0].deadline
+        forgotten = []
+        while len(self._order) >= self._capacity:
+            surplus = self._order.surplus()
+            self._unlink(surplus)
+            forgotten.append(surplus)
+        if self._free:
+            tombstone.place = place = self._free.pop()
+            self.places[place] = tombstone
+        else:
+            tombstone.place = len(self.places)
+            self.places.append(tombstone)
+        self._link(tombstone)
+        if forgotten or self.due == NEVER:
+            self._look_ahead()
+        return forgotten
+
+    def resume(self, tombstones: Sequence[Tombstone]) -> None:
+        """Take over those that an earlier process remembered, oldest first, at the places where they stand."""
+        self.places = [None] * (1 + max((tombstone.place for tombstone in tombstones), default=-1))
+        for tombstone in tombstones:
+            self.places[tombstone.place] = tombstone
+            self._link(tombstone)
+        self._free = [place for place, tombstone in enumerate(self.places) if tombstone is None]
+        self._look_ahead()
+
+    def _link(self, tombstone: Tombstone) -> None:
+        """Make it found by key and by token."""
+        self._order.add(tombstone)
         if tombstone.token:
             self._by_token[tombstone.token] = tombstone
         former = self._by_key.get(tombstone.key)
@@ -66,7 +93,6 @@ class Tombstones:
             self._by_key[tombstone.key] = tombstone
             if former.owner != tombstone.owner:
                 self._former[former.key, former.owner] = former
-        return forgotten
 
     def fence(self, key: Key, attempt: int) -> Tombstone | None:
         """Drop the outcome that is found by this key if it is below this attempt; returns what was dropped."""
@@ -79,31 +105,34 @@ class Tombstones:
     def expire(self, now: int) -> list[Tombstone]:
         """Forget those whose time is over; returns them."""
         forgotten = []
-        order = self._order
-        while order and (not order[0].live or order[0].deadline <= now):
-            oldest = order.popleft()
-            if self._unlink(oldest):
-                forgotten.append(oldest)
-        self.due = order[0].deadline if order else NEVER
+        while (oldest := self._order.first()) is not None and oldest.deadline <= now:
+            self._unlink(oldest)
+            forgotten.append(oldest)
+        self._look_ahead()
         return forgotten
+
+    def _look_ahead(self) -> None:
+        oldest = self._order.first()
+        self.due = NEVER if oldest is None else oldest.deadline
 
     def next(self) -> int | None:
         """When the oldest is forgotten; None when there is none."""
         return None if self.due == NEVER else self.due
 
-    def _unlink(self, tombstone: Tombstone) -> bool:
-        was_live, tombstone.live = tombstone.live, False
+    def _unlink(self, tombstone: Tombstone) -> None:
+        self._order.remove(tombstone)
+        self.places[tombstone.place] = None
+        self._free.append(tombstone.place)
         if self._by_key.get(tombstone.key) is tombstone:
             del self._by_key[tombstone.key]
         elif self._former and self._former.get((tombstone.key, tombstone.owner)) is tombstone:
             del self._former[tombstone.key, tombstone.owner]
         if tombstone.token and self._by_token.get(tombstone.token) is tombstone:
             del self._by_token[tombstone.token]
-        return was_live
 
     def __iter__(self) -> Iterator[Tombstone]:
         """Those still remembered, oldest first."""
-        return (tombstone for tombstone in self._order if tombstone.live)
+        return iter(self._order)
 
     def __len__(self) -> int:
         """How many are held."""

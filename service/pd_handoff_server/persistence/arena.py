@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from pd_handoff_server.arena.arena import Arena
-from pd_handoff_server.arena.draft import Draft
 from pd_handoff_server.arena.layout import HEADER, Layout
+from pd_handoff_server.arena.packed_record import Draft
 
 from .file import ArenaFile
 from .journal import Journal
@@ -38,4 +38,4 @@ class FileArena(Arena):
     def wipe(self, slot: int, generation: int) -> None:
         """Zero a whole row, of which it is not known what it holds."""
         self.storage[slot].zero_()
-        HEADER.pack_into(self._rows, slot * self.layout.row_bytes, generation, *(0,) * 11)
+        HEADER.pack_into(self._rows, slot * self.layout.row_bytes, generation, *(0,) * 13)

@@ -20,14 +20,16 @@ Producer = tuple[tuple[str, str], int]
 
 # state, spare, readers, generation, lease, deadline, published (monotonic, wall), checksum of the readers
 _HEAD = struct.Struct("<BxHIQqqqqI")
-_CLAIM = struct.Struct("<QQQIQIqqQBBHHB")
+_CLAIM = struct.Struct("<QQQIQIqqQBBHHBB")
 _CLAIM_FRAME = struct.Struct("<HI")
-_WIDTHS = struct.Struct("<8Q")
+_WIDTHS = struct.Struct("<10Q")
 _CRC = struct.Struct("<I")
 
 CLAIM_AT: Final = 64
-_NAMESPACE_MOST, _ID_MOST, _TOKEN_MOST = 128, 256, 64
-CLAIM_MOST: Final = _CLAIM_FRAME.size + _CLAIM.size + _WIDTHS.size + _NAMESPACE_MOST + 2 * _ID_MOST + _TOKEN_MOST
+_NAMESPACE_MOST, _ID_MOST, _TOKEN_MOST, _REQUEST_DIGEST_MOST = 128, 256, 64, 32
+CLAIM_MOST: Final = (
+    _CLAIM_FRAME.size + _CLAIM.size + _WIDTHS.size + _NAMESPACE_MOST + 2 * _ID_MOST + _TOKEN_MOST + _REQUEST_DIGEST_MOST
+)
 MARK: Final = 18  # one length byte and up to 17 bytes
 INLINE_MARKS: Final = 8
 MARKS_MOST: Final = 1024
@@ -96,6 +98,7 @@ def pack_claim(handoff: Handoff, serial: int) -> bytes:
         len(namespace) > _NAMESPACE_MOST
         or max(len(owner), len(instance_id)) > _ID_MOST
         or len(handoff.token) > _TOKEN_MOST
+        or len(handoff.request_digest) > _REQUEST_DIGEST_MOST
     ):
         raise ValueError("an identifier is longer than the contract allows")
     fixed = _CLAIM.pack(
@@ -113,9 +116,10 @@ def pack_claim(handoff: Handoff, serial: int) -> bytes:
         len(owner),
         len(instance_id),
         len(handoff.token),
+        len(handoff.request_digest),
     )
     widths = _WIDTHS.pack(*handoff.widths) if handoff.widths is not None else b""
-    body = fixed + widths + namespace + owner + instance_id + handoff.token
+    body = fixed + widths + namespace + owner + instance_id + handoff.token + handoff.request_digest
     return _CLAIM_FRAME.pack(len(body), crc32(body, handoff.slot)) + body
 
 
@@ -130,9 +134,9 @@ def unpack_claim(data: memoryview, slot: int, head: Head) -> tuple[int, Handoff]
     if generation != head.generation or head.state is None or _CLAIM.size + widths_size + sum(lengths) != size:
         raise DamageError(f"the claim of slot {slot}")
     widths = _WIDTHS.unpack_from(body, _CLAIM.size) if widths_size else None
-    namespace, owner, instance_id, token = _cut(body[_CLAIM.size + widths_size :], lengths)
+    namespace, owner, instance_id, token, digest = _cut(body[_CLAIM.size + widths_size :], lengths)
     producer = (_text(instance_id), epoch) if flags & _HAS_PRODUCER else None
-    spec = Spec((_text(namespace), room, sample), _text(owner), attempt, None, readers, producer, widths)
+    spec = Spec((_text(namespace), room, sample), _text(owner), attempt, None, readers, producer, widths, digest)
     handoff = Handoff(spec, slot, generation, token, head.lease, mono, wall)
     handoff.state = head.state
     handoff.deadline = head.deadline
@@ -154,9 +158,10 @@ def unpack_mark(data: memoryview) -> bytes:
 
 # -- tombstones --------------------------------------------------------------------------------------------------------
 
-TOMBSTONE_FRAME: Final = struct.Struct("<HIB")  # size of the body, checksum, remembered or not
+TOMBSTONE_FRAME: Final = struct.Struct("<QHIB")  # serial, size of the body, checksum, remembered or not
 REMEMBERED, FORGOTTEN = 0x5A, 0xA5
 _TOMBSTONE = struct.Struct("<QIQBqqBqqQiBHBHBBH")
+_TOMBSTONE_AT = struct.Struct("<IQ")
 _REASON_MOST, _MESSAGE_MOST, _DIGEST_MOST = 255, 1024, 64
 TOMBSTONE_MOST: Final = (
     TOMBSTONE_FRAME.size
@@ -168,13 +173,15 @@ TOMBSTONE_MOST: Final = (
     + _REASON_MOST
     + _MESSAGE_MOST
 )
+TOMBSTONE_STRIDE: Final = 512  # holds all but the longest
+LONG_STRIDE: Final = -(-(TOMBSTONE_MOST - TOMBSTONE_STRIDE) // 64) * 64
 _OUTCOMES: Final = {Outcome.ABORTED: 1, Outcome.EXPIRED: 2, Outcome.RESTARTED: 3, Outcome.COMPLETED: 4}
 _OUTCOME_OF: Final = {number: outcome for outcome, number in _OUTCOMES.items()}
 _HAS_DIGEST, _HAS_FAILURE = 2, 4
 
 
-def pack_tombstone(tombstone: Tombstone, position: int) -> bytes:
-    """An entry of the ring at this position. Raises ValueError for texts over their bounds."""
+def pack_tombstone(tombstone: Tombstone, place: int, serial: int) -> bytes:
+    """An entry for this place. Raises ValueError for texts over their bounds."""
     failure, digest = tombstone.failure, tombstone.digest
     instance, epoch = tombstone.producer or ("", 0)
     parts = (
@@ -208,12 +215,16 @@ def pack_tombstone(tombstone: Tombstone, position: int) -> bytes:
     body = fixed + b"".join(parts)
     if TOMBSTONE_FRAME.size + len(body) > TOMBSTONE_MOST:
         raise ValueError("a text is longer than the contract allows")
-    return TOMBSTONE_FRAME.pack(len(body), crc32(body, position & 0xFFFFFFFF), REMEMBERED) + body
+    return TOMBSTONE_FRAME.pack(serial, len(body), _tombstone_crc(body, place, serial), REMEMBERED) + body
 
 
-def unpack_tombstone(body: bytes, crc: int, position: int) -> Tombstone:
+def _tombstone_crc(body: bytes, place: int, serial: int) -> int:
+    return crc32(body, crc32(_TOMBSTONE_AT.pack(place, serial)))
+
+
+def unpack_tombstone(body: bytes, crc: int, place: int, serial: int) -> Tombstone:
     """The body of an entry. Raises DamageError."""
-    if len(body) < _TOMBSTONE.size or crc32(body, position & 0xFFFFFFFF) != crc:
+    if len(body) < _TOMBSTONE.size or _tombstone_crc(body, place, serial) != crc:
         raise DamageError("a tombstone")
     room, sample, attempt, outcome, deadline, ended, flags, published, reserved, epoch, status, *lengths = (
         _TOMBSTONE.unpack_from(body)
@@ -268,22 +279,22 @@ def unpack_producer(data: memoryview) -> tuple[int, tuple[str, str], int | None]
 
 # -- control -----------------------------------------------------------------------------------------------------------
 
-_CONTROL = struct.Struct("<QQII")
+_CONTROL = struct.Struct("<II")
 CONTROL_SIZE: Final = _CONTROL.size + _CRC.size
 
 
-def pack_control(head: int, tail: int, half: int, used: int) -> bytes:
-    """First and next position of the tombstones, the producers' half and the bytes used in it."""
-    body = _CONTROL.pack(head, tail, half, used)
+def pack_control(half: int, used: int) -> bytes:
+    """The producers' half and the bytes used in it."""
+    body = _CONTROL.pack(half, used)
     return body + _CRC.pack(crc32(body))
 
 
-def unpack_control(data: memoryview) -> tuple[int, int, int, int]:
+def unpack_control(data: memoryview) -> tuple[int, int]:
     """As `pack_control` was given it. Raises DamageError."""
     if crc32(data[: _CONTROL.size]) != _CRC.unpack_from(data, _CONTROL.size)[0]:
         raise DamageError("the control block")
-    head, tail, half, used = _CONTROL.unpack_from(data)
-    return head, tail, half, used
+    half, used = _CONTROL.unpack_from(data)
+    return half, used
 
 
 def _cut(data: memoryview, lengths: list[int]) -> list[bytes]:

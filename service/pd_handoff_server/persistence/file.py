@@ -13,7 +13,7 @@ from typing import Final
 
 from . import codec
 from .errors import ArenaFileError, DamageError
-from .geometry import PAGE, Geometry
+from .layout import PAGE, Geometry
 from .superblock import Superblock
 
 _REMOVE = "remove the file to start empty (the records in it are then lost)"
@@ -114,7 +114,7 @@ class ArenaFile:
             os.ftruncate(self._fd, 0)
             os.pwrite(self._fd, self._superblock(boot, ready=False), 0)
             os.ftruncate(self._fd, size)
-            os.posix_fallocate(self._fd, 0, self.geometry.readers.offset)
+            os.posix_fallocate(self._fd, 0, self.geometry.long_tombstones.offset)
             os.posix_fallocate(self._fd, self.geometry.rows.offset, size - self.geometry.rows.offset)
         except OSError as error:
             os.ftruncate(self._fd, 0)
@@ -137,7 +137,7 @@ class ArenaFile:
             head = codec.pack_empty(slot, 0)
             at = geometry.slots.offset + slot * codec.SLOT_STRIDE
             self.memory[at : at + len(head)] = head
-        control = codec.pack_control(0, 0, 0, 0)
+        control = codec.pack_control(0, 0)
         self.memory[geometry.control.offset : geometry.control.offset + len(control)] = control
         # By one call of a page, which no signal divides: a half-written first page would look like damage.
         os.pwrite(self._fd, self._superblock(boot, ready=True), 0)

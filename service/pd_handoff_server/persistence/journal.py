@@ -11,10 +11,10 @@ from pd_handoff_server.lifecycle.slots import Slots
 
 from . import codec
 from .file import ArenaFile
-from .geometry import Geometry
+from .layout import Geometry
+from .outcomes import Outcomes
 from .producers import ProducerLog
 from .redo import Redo, Scrub, Write
-from .ring import Ring
 
 
 class Journal(Observer):
@@ -30,7 +30,7 @@ class Journal(Observer):
         self._complain = complain
         self._remembers = tombstones > 0
         self.redo = Redo(file.memory, geometry)
-        self.ring = Ring(geometry.tombstones)
+        self.outcomes = Outcomes(geometry.tombstones, geometry.long_tombstones, tombstones, file.allocate)
         self.producers = ProducerLog(file.memory, geometry.producers, producers)
         self.serial = 0
         self._marks = array("I", bytes(4 * geometry.slot_count))  # readers kept of each slot, and their checksum
@@ -108,14 +108,20 @@ class Journal(Observer):
 
     def buried(self, tombstone: Tombstone) -> None:
         """See `Observer`."""
-        if self._remembers:
-            self._writes.extend(self.ring.add(tombstone))
-            self._control_moved = True
+        if not self._remembers:
+            return
+        try:
+            self._writes.extend(self.outcomes.add(tombstone))
+        except OSError as error:
+            self._writes.extend(self.outcomes.empty(tombstone.place))
+            self._complain(
+                f"no memory for a tombstone with long texts in {self._file.path} ({error.strerror}): a restart now "
+                "would forget it"
+            )
 
     def forgotten(self, tombstone: Tombstone) -> None:
         """See `Observer`."""
-        self._writes.extend(self.ring.forget(tombstone))
-        self._control_moved = True
+        self._writes.extend(self.outcomes.forget(tombstone))
 
     def producer_epoch(self, namespace: str, instance_id: str, epoch: int) -> None:
         """See `Observer`."""
@@ -148,14 +154,10 @@ class Journal(Observer):
         if not (changed or writes or self._control_moved):
             return
         if self._control_moved:
-            ring, producers = self.ring, self.producers
+            producers = self.producers
             writes.extend(producers.commit())
-            writes.append(
-                (
-                    self._geometry.control.offset,
-                    codec.pack_control(ring.head, ring.tail, producers.half, producers.used),
-                )
-            )
+            control = codec.pack_control(producers.half, producers.used)
+            writes.append((self._geometry.control.offset, control))
         freed = []
         for slot, handoff in changed.items():
             if handoff is None:

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
+from pd_handoff_server.lifecycle.fair_order import FairOrder
+
 from . import codec
 from .codec import Producer
 from .errors import DamageError
-from .geometry import Region
+from .layout import Region
 from .redo import Write
 
 Instance = tuple[str, str]
 _PIECE = 4096  # bytes of a write: all that are forgotten at one moment may be too many for the redo region
+
+
+def _namespace(instance: Instance) -> str:
+    return instance[0]
 
 
 class ProducerLog:
@@ -62,21 +68,28 @@ class ProducerLog:
     def _move(self) -> None:
         """Write what counts to the idle half, which nothing refers to until the control block does.
 
-        Of more than three quarters of a half the instances that were raised longest ago are left out, so that the next
-        move is far off.
+        When they take more than three quarters of a half, the namespace that has most loses those raised longest ago:
+        so the next move is far off.
         """
-        kept: list[bytes] = []
-        size = 0
-        for (namespace, instance_id), epoch in reversed(self._epochs.items()):
-            data = codec.pack_producer(namespace, instance_id, epoch)
-            if size + len(data) > self._room * 3 // 4:
-                break
-            kept.append(data)
-            size += len(data)
+        kept: FairOrder[Instance] = FairOrder(_namespace)
+        entries: dict[Instance, bytes] = {}
+        for instance, epoch in self._epochs.items():
+            entries[instance] = codec.pack_producer(*instance, epoch)
+            kept.add(instance)
+        size = sum(map(len, entries.values()))
+        while size > self._room * 3 // 4:
+            surplus = kept.surplus()
+            kept.remove(surplus)
+            size -= len(entries[surplus])
         self.half = 1 - self.half
         start = self._offset + self.half * self._room
-        self._memory[start : start + size] = b"".join(reversed(kept))
+        self._memory[start : start + size] = b"".join(entries[instance] for instance in kept)
         self.used = size
+
+    @property
+    def kept(self) -> int:
+        """How many instances have room, however long their names are."""
+        return min(self._capacity, self._room * 3 // 4 // codec.PRODUCER_MOST)
 
     def load(self, half: int, used: int) -> list[Producer]:
         """Read what a former process left; returns it, raised longest ago first. Raises DamageError."""

@@ -53,8 +53,8 @@ class Recovered:
 
     def _read(self) -> None:
         memory, geometry = self._file.memory, self._file.geometry
-        head, tail, half, used = codec.unpack_control(memory[geometry.control.offset : geometry.control.end])
-        self.tombstones = self._journal.ring.load(memory, head, tail)
+        half, used = codec.unpack_control(memory[geometry.control.offset : geometry.control.end])
+        self.tombstones = self._journal.outcomes.load(memory)
         self.producers = self._journal.producers.load(half, used)
         found = [entry for slot in range(geometry.slot_count) if (entry := self._read_slot(slot)) is not None]
         found.sort(key=lambda entry: entry[0])

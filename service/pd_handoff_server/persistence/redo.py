@@ -13,7 +13,7 @@ from zlib import crc32
 
 from .codec import SLOT_STRIDE
 from .errors import DamageError
-from .geometry import REDO_HEADER, Geometry
+from .layout import REDO_HEADER, Geometry
 
 Write = tuple[int, bytes]
 """(offset in the file, what is to be there)."""

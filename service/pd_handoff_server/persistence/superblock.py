@@ -10,10 +10,10 @@ from pathlib import Path
 from zlib import crc32
 
 from .errors import ArenaFileError, DamageError
-from .geometry import PAGE
+from .layout import PAGE
 
 MAGIC = b"pd-handoff arena"
-VERSION = 2
+VERSION = 4
 MAKING, READY = 1, 2
 
 _FIXED = struct.Struct("<16sIIQ16s64sH")

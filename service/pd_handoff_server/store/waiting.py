@@ -6,11 +6,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
-from pd_handoff_server.arena.draft import Draft
+from pd_handoff_server.arena.packed_record import Draft
 from pd_handoff_server.lifecycle.deadlines import Deadlines
 from pd_handoff_server.lifecycle.model import Key, Spec
 
-from .interface import Done
+from .interface import Done, Query
 
 
 def _nobody(result: Any) -> None:
@@ -46,24 +46,31 @@ class Waiter:
 
 
 class Reader(Waiter):
-    """A Get for a record that is not there yet."""
+    """A Get for a record that is not there yet.
 
-    __slots__ = ("attempt", "consume", "reader_id")
+    Attributes:
+        glance: it takes no record, and waits only until there is one.
+    """
 
-    def __init__(self, key: Key, deadline: int, done: Done, cancel: Callable[[Waiter], bool], *parts: Any) -> None:
-        super().__init__((key,), deadline, done, cancel)
-        self.attempt, self.reader_id, self.consume = parts
+    __slots__ = ("glance", "query")
+
+    def __init__(
+        self, query: Query, deadline: int, done: Done, cancel: Callable[[Waiter], bool], *, glance: bool = False
+    ) -> None:
+        super().__init__((query.key,), deadline, done, cancel)
+        self.query = query
+        self.glance = glance
 
 
 class Claimant(Waiter):
     """A Reserve, a batch of them, or a one-shot Put (with `draft`) that needs slots.
 
     Attributes:
-        shelf: the namespace for whose quota it waits; None when it waits for any slot.
+        lines: namespaces in whose lines it stands, all of its own with a quota; empty while it stands in the queue.
         serial: grows in order of arrival.
     """
 
-    __slots__ = ("batch", "draft", "serial", "shelf", "specs")
+    __slots__ = ("batch", "draft", "lines", "serial", "specs")
 
     def __init__(
         self,
@@ -79,7 +86,7 @@ class Claimant(Waiter):
         self.specs = specs
         self.batch = batch
         self.draft = draft
-        self.shelf: str | None = None
+        self.lines: Sequence[str] = ()
         self.serial = 0
         self.weight = 0 if draft is None else len(draft.image)
 
@@ -92,12 +99,13 @@ class Claimant(Waiter):
 class Waiting:
     """All parked calls, found by key, by order of arrival (claimants), by deadline, and by whom they count for.
 
-    Claimants stand in `queue`, for the next free slot. Those whose namespace has used up its quota are set aside on a
-    shelf of that namespace, so that they hold up nobody else.
+    Claimants stand in `queue`, for the next free slot. Those that a quota holds up stand in the lines of their
+    namespaces instead, so that they hold up no other namespace. A batch stands in several lines, and has its turn when
+    it is first in all of them. Every line is in order of arrival.
 
     Attributes:
         count: how many wait.
-        claimants: how many wait for slots, on shelves too.
+        claimants: how many wait for slots, in lines too.
         weight: bytes that all of them keep in memory.
         deadlines: when they give up.
     """
@@ -107,7 +115,7 @@ class Waiting:
         self.claimants = 0
         self.weight = 0
         self._queue: OrderedDict[Claimant, None] = OrderedDict()
-        self._shelves: dict[str, OrderedDict[Claimant, None]] = {}
+        self._lines: dict[str, OrderedDict[Claimant, None]] = {}
         self._by_key: dict[Key, dict[Waiter, None]] = {}
         self._by_sharer: dict[str, dict[Waiter, None]] = {}
         self._burdens: dict[str, int] = {}
@@ -156,38 +164,42 @@ class Waiting:
     # -- the queue for slots -------------------------------------------------------------------------------------------
 
     def _take_out(self, claimant: Claimant) -> None:
-        if claimant.shelf is None:
+        if not claimant.lines:
             del self._queue[claimant]
-        else:
-            _drop(self._shelves, claimant.shelf, claimant)
+        for namespace in claimant.lines:
+            _drop(self._lines, namespace, claimant)
 
-    def shelve(self, claimant: Claimant, namespace: str | None) -> None:
-        """Set a claimant aside until this namespace has room again; None: back into the queue. It keeps its turn."""
+    def line_up(self, claimant: Claimant, namespaces: Sequence[str]) -> None:
+        """Let a claimant wait in the lines of these namespaces; without any, in the queue. It keeps its turn."""
         self._take_out(claimant)
-        claimant.shelf = namespace
-        line = self._queue if namespace is None else self._shelves.setdefault(namespace, OrderedDict())
-        ahead = next(iter(line), None)
-        line[claimant] = None
-        if ahead is not None and claimant.serial < ahead.serial:
-            line.move_to_end(claimant, last=False)
+        claimant.lines = namespaces
+        if not namespaces:
+            _enter(self._queue, claimant)
+        for namespace in namespaces:
+            _enter(self._lines.setdefault(namespace, OrderedDict()), claimant)
 
     def next_claimant(self, has_room: Callable[[str], bool], passed: Collection[str]) -> Claimant | None:
-        """Whose turn it is, leaving out the shelves in `passed` and of namespaces without room."""
+        """Who is to be looked at next, leaving out the lines in `passed` and of namespaces without room."""
         heads = [next(iter(self._queue))] if self._queue else []
-        for namespace, shelf in self._shelves.items():
+        for namespace, line in self._lines.items():
             if namespace not in passed and has_room(namespace):
-                heads.append(next(iter(shelf)))
+                heads.append(next(iter(line)))
         return min(heads, key=lambda claimant: claimant.serial, default=None)
+
+    def is_behind(self, claimant: Claimant, namespaces: Sequence[str]) -> bool:
+        """Whether somebody came before this claimant in a line of these namespaces."""
+        lines = (self._lines.get(namespace) for namespace in namespaces)
+        return any(line is not None and next(iter(line)).serial < claimant.serial for line in lines)
 
     def anyone_before(self, specs: Sequence[Spec]) -> bool:
         """Whether a newcomer who asks for these would overtake somebody."""
-        return bool(self._queue) or self.shelf_before(specs) is not None
+        return bool(self._queue) or self.line_before(specs) is not None
 
-    def shelf_before(self, specs: Sequence[Spec]) -> str | None:
-        """A namespace of these for whose quota others wait already."""
-        if not self._shelves:
+    def line_before(self, specs: Sequence[Spec]) -> str | None:
+        """A namespace of these in whose line others wait already."""
+        if not self._lines:
             return None
-        return next((spec.key[0] for spec in specs if spec.key[0] in self._shelves), None)
+        return next((spec.key[0] for spec in specs if spec.key[0] in self._lines), None)
 
     # -- looking -------------------------------------------------------------------------------------------------------
 
@@ -221,6 +233,15 @@ class Waiting:
     def everyone(self) -> list[Waiter]:
         """All of them, each once."""
         return list(dict.fromkeys(waiter for held in self._by_key.values() for waiter in held))
+
+
+def _enter(line: OrderedDict[Claimant, None], claimant: Claimant) -> None:
+    """Put a claimant where it belongs by its time of arrival."""
+    last = next(reversed(line), None)
+    line[claimant] = None
+    if last is not None and claimant.serial < last.serial:
+        for younger in [one for one in line if one.serial > claimant.serial]:
+            line.move_to_end(younger)
 
 
 def _drop(groups: dict[Any, Any], name: Any, waiter: Waiter) -> None:

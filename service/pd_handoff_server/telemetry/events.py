@@ -5,20 +5,21 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
+from collections.abc import Callable
 from typing import Any, TextIO, cast
 
 import structlog
 
+from pd_handoff_server.access.authenticator import Approach, Denied
 from pd_handoff_server.lifecycle.model import Handoff, Key, Observer, Outcome, Tombstone
 from pd_handoff_server.refusal import Refusal
-from pd_handoff_server.rpc.guard import Approach, Denied
 
-from .allowance import Allowance
 from .frames import frames_of
+from .rate_limit import Allowance
 from .trace import current_trace, trace_of
 
 _QUIET = frozenset({"HANDOFF_NOT_FOUND", "RECORD_NOT_READY", "ARENA_FULL", "TOO_MANY_WAITERS", "DRAINING", "NOT_FOUND"})
-_REFUSALS_A_SECOND, _REFUSALS_AT_ONCE = 20.0, 200
+_EVENTS_PER_SECOND, _EVENTS_AT_ONCE = 20.0, 200
 
 
 class _Log:
@@ -61,38 +62,41 @@ def key_text(key: Key) -> str:
 
 
 class EventLog(Observer):
-    """Hand-offs that end otherwise than by being read are told at info; `CourseLog` tells the ordinary course, too."""
+    """Hand-offs that end otherwise than by being read are told at info; `CourseLog` tells the ordinary course, too.
+
+    Callers can cause all of these events, at any rate. One allowance bounds all of them together; the next event that
+    is written says how many were left out before it.
+
+    Attributes:
+        held_back: events that were left out so far.
+    """
 
     def __init__(self, logger: Any, *, debug: bool = False) -> None:
         self._log = logger
         self._debug = debug
-        self._refusals = Allowance(_REFUSALS_A_SECOND, _REFUSALS_AT_ONCE)
+        self._allowance = Allowance(_EVENTS_PER_SECOND, _EVENTS_AT_ONCE)
+
+    @property
+    def held_back(self) -> int:
+        """See above."""
+        return self._allowance.held_back
 
     def ended(self, handoff: Handoff, tombstone: Tombstone | None) -> None:
         """See `Observer`."""
         if tombstone is None:
-            self._log.info("superseded", **_facts(handoff))
+            self._write(self._log.info, "superseded", lambda: _facts(handoff))
         elif tombstone.outcome is not Outcome.COMPLETED:
-            reason = tombstone.failure.reason if tombstone.failure else tombstone.outcome.value
-            facts = _facts(handoff)
-            facts["was"], facts["state"] = facts["state"], tombstone.outcome.state
-            self._log.info("ended", reason=reason, outcome=tombstone.outcome.value, **facts)
+            self._write(self._log.info, "ended", lambda: _end_facts(handoff, tombstone))
 
     def buried(self, tombstone: Tombstone) -> None:
         """See `Observer`. An Abort ahead of its Reserve ends nothing that `ended` would tell of."""
         if not tombstone.token and tombstone.failure is not None:
-            self._log.info(
-                "aborted ahead",
-                key=key_text(tombstone.key),
-                attempt=tombstone.attempt,
-                state=tombstone.outcome.state,
-                reason=tombstone.failure.reason,
-                **current_trace(),
-            )
+            self._write(self._log.info, "aborted_before_reserve", lambda: _ahead_facts(tombstone))
 
     def producer_epoch(self, namespace: str, instance_id: str, epoch: int) -> None:
         """See `Observer`."""
-        self._log.info("producer", namespace=namespace, instance_id=instance_id, epoch=epoch)
+        facts = {"namespace": namespace, "instance_id": instance_id, "epoch": epoch}
+        self._write(self._log.info, "producer", lambda: facts)
 
     def refused(self, method: str, approach: Approach | None, refused: Refusal, error: BaseException | None) -> None:
         """A call was refused, or failed without our having foreseen it."""
@@ -111,26 +115,34 @@ class EventLog(Observer):
         self._tell(self._log.warning, "denied", method.rpartition("/")[2], approach, **facts)
 
     def _tell(self, write: Any, event: str, method: str, approach: Approach | None, **facts: Any) -> None:
-        """Callers can bring these about at will: write so many a second, and count the others."""
-        held_back = self._refusals.take()
+        """Write an event of a call."""
+
+        def all_facts() -> dict[str, Any]:
+            peer = "" if approach is None else approach.peer()
+            return {"method": method, "peer": peer, **facts, **trace_of(approach)}
+
+        self._write(write, event, all_facts)
+
+    def _write(self, write: Any, event: str, facts: Callable[[], dict[str, Any]]) -> None:
+        """Write an event if the allowance has room for it; its facts are made only then."""
+        held_back = self._allowance.take()
         if held_back is None:
             return
         if held_back:
-            facts["held_back"] = held_back
-        peer = "" if approach is None else approach.peer()
-        write(event, method=method, peer=peer, **facts, **trace_of(approach))
+            write(event, held_back=held_back, **facts())
+        else:
+            write(event, **facts())
 
     def renewed_file(self, path: str, error: Exception | None) -> None:
         """A file of certificates or of access was read again."""
         if error is None:
-            self._log.info("read again", path=path)
+            self._log.info("access_file_reloaded", path=path)
         else:
-            event = "not read again; what was known stays in force until it can be"
-            self._log.error(event, path=path, error=str(error))
+            self._log.error("access_file_rejected", path=path, error=str(error))
 
     def doubtful_file(self, path: str, what: str) -> None:
         """A file of certificates or of access is used, and should be looked at."""
-        self._log.warning("look at this file", path=path, what=what)
+        self._log.warning("access_file_doubtful", path=path, what=what)
 
 
 class CourseLog(EventLog):
@@ -169,6 +181,23 @@ def _refusal_facts(refused: Refusal) -> dict[str, Any]:
     if "state" in refused.metadata:
         facts["state"] = refused.metadata["state"]
     return facts
+
+
+def _end_facts(handoff: Handoff, tombstone: Tombstone) -> dict[str, Any]:
+    facts = _facts(handoff)
+    facts["was"], facts["state"] = facts["state"], tombstone.outcome.state
+    reason = tombstone.failure.reason if tombstone.failure else tombstone.outcome.value
+    return {"reason": reason, "outcome": tombstone.outcome.value, **facts}
+
+
+def _ahead_facts(tombstone: Tombstone) -> dict[str, Any]:
+    return {
+        "key": key_text(tombstone.key),
+        "attempt": tombstone.attempt,
+        "state": tombstone.outcome.state,
+        "reason": "" if tombstone.failure is None else tombstone.failure.reason,
+        **current_trace(),
+    }
 
 
 def _facts(handoff: Handoff) -> dict[str, Any]:

@@ -9,8 +9,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from pd_handoff_server import __version__
-from pd_handoff_server.heap import heap
-from pd_handoff_server.rpc.capabilities import SCHEMA_FINGERPRINT
+from pd_handoff_server.handlers.capabilities import SCHEMA_FINGERPRINT
+from pd_handoff_server.process.heap import heap
 from pd_handoff_server.store.interface import Store
 
 from .buckets import Buckets
@@ -32,6 +32,7 @@ class Sources:
     store: Store | None = None
     sessions: Callable[[], int] = int
     unread: Callable[[], int] = int
+    events_held_back: Callable[[], int] = int
     serving: bool = False
 
 
@@ -50,6 +51,11 @@ class StoreCollector(Collector):
             memory.add_metric(("used",), found.used)
             memory.add_metric(("free",), found.free)
             yield memory
+        yield _counter(
+            "log_events_held_back",
+            "Log events left out, since callers caused too many.",
+            self._sources.events_held_back(),
+        )
         yield from self._store()
         yield from self._lives()
         yield from self._calls()

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from pd_handoff_server.access.authenticator import Approach, Denied
 from pd_handoff_server.config import Settings
+from pd_handoff_server.handlers.call import NoteItem, Wrap
+from pd_handoff_server.handlers.store import Calls
 from pd_handoff_server.lifecycle import Clock, Observer
-from pd_handoff_server.rpc.call import NoteItem, Wrap
-from pd_handoff_server.rpc.calls import Calls
-from pd_handoff_server.rpc.guard import Approach, Denied
 from pd_handoff_server.store.interface import Store
 
 from .events import CourseLog, EventLog
@@ -45,7 +45,7 @@ class Telemetry:
         self._scrape: Scrape | None = None
         self._spans: Any = None
         if settings.metrics_listen:
-            self._sources = Sources(Lives(clock), CallMetrics())
+            self._sources = Sources(Lives(clock), CallMetrics(), events_held_back=lambda: self.events.held_back)
             self._scrape = Scrape(settings.metrics_listen, self._sources)
             self.observers = (self.events, self._sources.lives)
             self.wraps = (self._sources.calls.wrap, following)

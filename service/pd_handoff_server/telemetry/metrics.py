@@ -8,10 +8,10 @@ from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any, Final
 
+from pd_handoff_server.handlers.call import Answer, Call, Handler
 from pd_handoff_server.lifecycle.clock import Clock
 from pd_handoff_server.lifecycle.model import Handoff, Observer, State, Tombstone
 from pd_handoff_server.refusal import Refusal
-from pd_handoff_server.rpc.call import Answer, Call, Handler
 from pd_handoff_server.store.interface import Done, Parked
 
 from .buckets import Buckets

@@ -12,11 +12,11 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from pd_handoff_server import __version__
+from pd_handoff_server.handlers.call import Answer, Call, Handler
+from pd_handoff_server.handlers.status import CODES
 from pd_handoff_server.refusal import Refusal
-from pd_handoff_server.rpc.call import Answer, Call, Handler
-from pd_handoff_server.rpc.errors import CODES
-from pd_handoff_server.rpc.gate import ADMIN, ADMIN_UNARY, STORE
 from pd_handoff_server.store.interface import Done, Parked
+from pd_handoff_server.transport.gate import ADMIN, ADMIN_UNARY, STORE
 
 _CARRIED: Final = ("traceparent", "tracestate")
 

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Sequence
 from typing import Protocol
 
-from pd_handoff_server.rpc.call import Answer, Call, Handler
+from pd_handoff_server.handlers.call import Answer, Call, Handler
 from pd_handoff_server.store.interface import Done
 
 _traceparent = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}(?:-.*)?").fullmatch

@@ -14,6 +14,7 @@ from pd_handoff import (
     DataType,
     Failure,
     FinishReason,
+    GetItem,
     Key,
     KvChecksum,
     Logprobs,
@@ -25,10 +26,13 @@ from pd_handoff import (
     Tensor,
     Token,
     Widths,
+    digest_of_prompt,
     errors,
-    exact,
 )
+from pd_handoff._values import exact
 from pd_handoff.admin import HandoffState
+
+pytestmark = pytest.mark.internals
 
 PLAIN = Record(tokens=[Token(5, -0.5)])
 BITS = [0x7FA00001, 0xFFC12345, 0x7F800000, 0x80000000, 0x00000001, 0xBF000000]
@@ -301,3 +305,44 @@ async def test_a_waiting_get_holds_up_nothing(connect: Any, room: int) -> None:
     for sample in range(5):
         await prefill.put_once(Key(room, sample), PLAIN)
     assert [(await one).record for one in waiting] == [PLAIN] * 5
+
+
+MINE, OTHER = digest_of_prompt([1, 2, 3]), digest_of_prompt([1, 2, 4])
+
+
+async def test_a_record_reaches_only_its_own_request(connect: Any, room: int) -> None:
+    prefill, decode = connect("PrefillClient"), connect("DecodeClient")
+    keys = [Key(room, sample) for sample in range(5)]
+    held = await prefill.reserve(keys[0], request_digest=MINE)
+    assert held.request_digest == MINE
+    assert (await prefill.renew(held)).request_digest == MINE
+    with pytest.raises(errors.RequestMismatch) as caught:
+        await decode.get(keys[0], max_wait=60, request_digest=OTHER)
+    assert (caught.value.state, caught.value.http_status) == ("RESERVED", 409)
+    with pytest.raises(errors.HandoffExists):
+        await prefill.reserve(keys[0], owner=held.owner, request_digest=OTHER)
+    await prefill.put(held, PLAIN)
+    await prefill.put_once(keys[1], PLAIN, request_digest=MINE)
+    many = await prefill.reserve_many([keys[2], ReserveItem(keys[3], request_digest=OTHER)], request_digest=MINE)
+    assert [one.request_digest for one in many] == [MINE, OTHER]
+    await prefill.put_many([(one, PLAIN) for one in many])
+    manager = prefill.raw.prefill(keys[4], request_digest=MINE)
+    handoff = await prefill.enter(manager)
+    await handoff.put(PLAIN)
+    await prefill.leave(manager)
+    for key, digest in zip(keys, [MINE, MINE, MINE, OTHER, MINE], strict=True):
+        wrong = OTHER if digest == MINE else MINE
+        with pytest.raises(errors.RequestMismatch):
+            await decode.get(key, request_digest=wrong)
+        assert (await decode.get(key, request_digest=digest, consume=False)).record == PLAIN
+    found = await decode.get_many([*keys[:2], GetItem(keys[3], request_digest=OTHER)], request_digest=MINE)
+    assert [one.record for one in found] == [PLAIN] * 3
+    found = await decode.get_many(keys[:2], request_digest=OTHER)
+    assert [type(one) for one in found] == [errors.RequestMismatch] * 2
+    for odd in ("text", 7):
+        with pytest.raises(errors.InvalidRequest, match="request_digest: must be bytes"):
+            await decode.get(keys[0], request_digest=odd)
+        with pytest.raises(errors.InvalidRequest, match="request_digest: must be bytes"):
+            await prefill.reserve(keys[0], request_digest=odd)
+    with pytest.raises(errors.InvalidRequest, match="at most 32 are legal"):
+        await decode.get(keys[0], request_digest=bytes(33))

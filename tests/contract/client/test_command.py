@@ -3,32 +3,23 @@
 from __future__ import annotations
 
 import json
-import subprocess
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pd_handoff import Record
 
-from tests.support.process import ProcessStore, command
+from tests.support.process import ProcessStore, run_command
+
+pytestmark = pytest.mark.internals
 
 
 @pytest.fixture
 def run(served: ProcessStore) -> Any:
     """run(arguments...) -> the finished command."""
 
-    def call(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [command("pd-handoff"), *arguments],
-            env={"PD_HANDOFF_TARGET": served.target, "PATH": ""},
-            input=stdin,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-
-    return call
+    return partial(run_command, environment={"PD_HANDOFF_TARGET": served.target})
 
 
 def test_a_hand_off_by_hand(run: Any, room: int, tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ from pd_handoff import Record, Retries, Token, errors
 
 from tests.support.process import ProcessStore
 
+pytestmark = pytest.mark.internals
+
 PLAIN = Record(tokens=[Token(5, -0.5)])
 PATIENT = Retries(total_seconds=60, initial_backoff=0.02, max_backoff=0.2)
 END: dict[str, Callable[[ProcessStore], object]] = {"drained": ProcessStore.stop, "killed": ProcessStore.close}

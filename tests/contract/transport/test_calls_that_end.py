@@ -12,12 +12,12 @@ from pd_handoff_server.lifecycle import Failure
 
 from tests.support import records, requests
 from tests.support.local import LocalStore
-from tests.support.waits import PATIENCE, eventually
+from tests.support.waits import PATIENCE, at_once, eventually
 
 SERVICE = "/pd_handoff.v1.MetadataStore/"
 FAILURE = Failure(500, "OVER", "")
 
-pytestmark = [pytest.mark.parametrize("transport", ["fast"]), pytest.mark.settings(slots=128)]
+pytestmark = [pytest.mark.internals, pytest.mark.parametrize("transport", ["fast"]), pytest.mark.settings(slots=128)]
 
 
 def method(store: LocalStore, name: str) -> Any:
@@ -66,7 +66,7 @@ def test_nothing_is_left_of_calls_that_end_in_whatever_way(store: LocalStore, se
             begun.append(put.future(b"", timeout=PATIENCE))
         for room, call in waiting[:40]:
             assert pb.GetResponse.FromString(call.result()).record == records.numbered(room)
-            store.core.abort(("", room, 0), FAILURE, b"", None)
+            store.core.abort(("", room, 0), FAILURE, b"", None, at_once)
         for _, call in waiting[40:]:
             call.cancel()
     server: Any = store.app.server

@@ -10,12 +10,14 @@ import grpc
 import pytest
 from pd_handoff.v1 import metadata_store_pb2 as pb
 from pd_handoff.v1 import record_pb2 as rp
-from pd_handoff_server.rpc.session import MAX_UNSENT_BYTES
+from pd_handoff_server.handlers.session import MAX_UNSENT_BYTES
 
 from tests.support import records
 from tests.support import requests as requests_of
 from tests.support.local import LocalStore
 from tests.support.waits import PATIENCE, eventually
+
+pytestmark = pytest.mark.internals
 
 SESSION = "/pd_handoff.v1.MetadataStore/Session"
 

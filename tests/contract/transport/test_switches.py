@@ -11,6 +11,8 @@ from pd_handoff.v1 import metadata_store_pb2 as pb
 from bench import http2, records
 from tests.support.process import ProcessStore
 
+pytestmark = pytest.mark.internals
+
 STORE = "/pd_handoff.v1.MetadataStore/"
 _ROUNDS = 6
 
@@ -30,7 +32,7 @@ def test_thread_changes_a_call(launch: Callable[..., ProcessStore], in_flight: i
 
     A transport that hands calls to another thread changes threads several times for each call of every round.
     """
-    process = launch(transport="fast", slots=calls)
+    process = launch(transport="fast", slots=calls, fresh=True)
     [polling] = [event["polling"] for event in process.events if event["event"] == "transport"]
     assert polling == "serving thread"  # `pd-handoff serve` sees to it
     counted: dict[str, list[float]] = {"Reserve": [], "Put": [], "Get": []}

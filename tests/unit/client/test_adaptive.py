@@ -5,7 +5,7 @@ from __future__ import annotations
 import pd_handoff
 import pytest
 from pd_handoff import aio, errors
-from pd_handoff._adaptive import FEW, Adaptive
+from pd_handoff._transport.session_policy import FEW, Adaptive
 
 
 class Clock:

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from pd_handoff._alarm import Alarm
+from pd_handoff._transport.watchdog import Alarm
 
 from tests.support.waits import PATIENCE
 

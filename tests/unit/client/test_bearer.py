@@ -7,7 +7,8 @@ from typing import Any
 
 import pd_handoff
 import pytest
-from pd_handoff import _bearer, aio, errors
+from pd_handoff import aio, errors
+from pd_handoff._transport import bearer
 from pd_handoff.cli import exits, main
 from pd_handoff.v1 import metadata_store_pb2 as pb
 
@@ -80,7 +81,7 @@ def test_a_file_with_anything_but_one_token_is_refused_and_not_shown(content: by
     path = tmp_path / "tokens"
     path.write_bytes(content)
     with pytest.raises(ValueError, match="expected one bearer token") as caught:
-        _bearer.token_in(path)
+        bearer.token_in(path)
     assert str(path) in str(caught.value)
     assert "adm-token" not in str(caught.value)
 
@@ -88,7 +89,7 @@ def test_a_file_with_anything_but_one_token_is_refused_and_not_shown(content: by
 def test_a_file_may_end_its_line(tmp_path: Path) -> None:
     for content in ("secret", "secret\n", " secret\r\n", "sha256:=+/~._-\n"):
         (tmp_path / "token").write_text(content)
-        assert _bearer.token_in(tmp_path / "token") == content.strip()
+        assert bearer.token_in(tmp_path / "token") == content.strip()
 
 
 @pytest.fixture

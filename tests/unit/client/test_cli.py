@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -30,6 +31,8 @@ from pd_handoff.cli import exits, main, output
 from pd_handoff.tensor import DataType
 from pd_handoff.v1 import admin_pb2, record_pb2
 from pd_handoff.v1 import metadata_store_pb2 as pb
+
+from tests.support.waits import patient
 
 RECORD = Record(
     tokens=[Token(5, -0.5, Logprobs([-0.5, -1.5], [5, 6]), Logprobs([-2.0], [9])), Token(6)],
@@ -167,15 +170,17 @@ def test_list(cli: Any, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     store.script("ListHandoffs", admin_pb2.ListHandoffsResponse(handoffs=[entry]))
     code, out, _ = cli("list", "--state", "reserved", "--state", "CONSUMED", "--limit", "5")
     assert code == 0
-    head, row = (line.split() for line in out.splitlines())
-    assert dict(zip(head, row, strict=True)) == {
+    head, row, summary = out.splitlines()
+    cells = [cell.strip() for cell in re.split(r"\s{2,}", row)]
+    assert summary == "1 hand-off: 1 reserved; 0 waiting; oldest 1.5 s"
+    assert dict(zip(head.split(), cells, strict=True)) == {
         "NAMESPACE": "ns",
         "ROOM": "7",
         "SAMPLE": "0",
         "ATTEMPT": "0",
         "STATE": "RESERVED",
-        "AGE": "1.5",
-        "EXPIRES": "0.0",
+        "AGE": "1.5 s",
+        "EXPIRES": "0 s",
         "SLOT": "3",
         "READERS": "1/4",
         "WAITING": "0",
@@ -222,6 +227,7 @@ CODES = [
     ("ABORTED", "STALE_RESERVATION", exits.ENDED),
     ("FAILED_PRECONDITION", "STORE_RESTARTED", exits.ENDED),
     ("ALREADY_EXISTS", "HANDOFF_EXISTS", exits.CONFLICT),
+    ("FAILED_PRECONDITION", "REQUEST_MISMATCH", exits.CONFLICT),
     ("UNAVAILABLE", "DRAINING", exits.UNAVAILABLE),
     ("UNAVAILABLE", "", exits.UNAVAILABLE),
     ("DEADLINE_EXCEEDED", "", exits.UNAVAILABLE),
@@ -303,7 +309,8 @@ def test_wrong_arguments(arguments: list[str], told: str, cli: Any, capsys: pyte
         cli(*arguments)
     assert caught.value.code == exits.USAGE
     err = capsys.readouterr().err
-    assert err.startswith("usage: ")
+    assert err.startswith("pd-handoff: USAGE: ")
+    assert err.count("\n") == 1
     assert told in err
     with pytest.raises(SystemExit) as caught:
         cli(*arguments, "--json")
@@ -378,8 +385,10 @@ def test_the_servers_own_commands_get_their_arguments(
         return run
 
     vars(app).update(serve_main=entry("serve", 3), plan_main=entry("plan", 4))
+    runtime = ModuleType("pd_handoff_server.process.runtime")
+    vars(runtime)["prepare"] = lambda: seen.append(("prepare", []))
     process = ModuleType("pd_handoff_server.process")
-    vars(process)["prepare"] = lambda: seen.append(("prepare", []))
+    vars(process)["runtime"] = runtime
     server = ModuleType("pd_handoff_server")
     vars(server).update(app=app, process=process)
     monkeypatch.setattr("pd_handoff.cli.serve._PARTS", ())
@@ -407,7 +416,9 @@ sys.meta_path.insert(0, Refuse())
 from pd_handoff.cli import main
 sys.exit(main(["serve", "--listen", "127.0.0.1:0"]))
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=patient(60), check=False
+    )
     assert done.returncode == 1
     assert done.stderr == (
         f"pd-handoff: `serve` needs the server, of which {missing} is not installed here: "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import pickle
 import threading
+from array import array
 from datetime import datetime, timezone
 from typing import Any
 
@@ -28,6 +29,7 @@ from pd_handoff import (
     Retries,
     Token,
     Widths,
+    digest_of_prompt,
     errors,
 )
 from pd_handoff.retries import NO_RETRIES
@@ -517,3 +519,18 @@ async def test_a_socket_path_longer_than_the_kernel_takes(form: str, connect: An
     connect("DecodeClient", target=longest)
     with pytest.raises(ValueError, match="the path of a Unix socket has 1 to 107 bytes, not 108"):
         connect("DecodeClient", target=longest + "x")
+
+
+def test_the_digest_of_a_prompt_does_not_depend_on_what_holds_it() -> None:
+    ids = [1, 2**31, 128_000]
+    made = digest_of_prompt(ids)
+    assert len(made) == 16
+    assert made == digest_of_prompt(tuple(ids)) == digest_of_prompt(array("I", ids)) == digest_of_prompt(iter(ids))
+    assert made == digest_of_prompt(np.array(ids, dtype=np.int64))
+    assert made.hex() == "18c16930b1a80a366de63a122572c4f1"
+    others = [[], [1], ids[::-1], [*ids, 0], [0, *ids], [1, 2**31, 128_001]]
+    assert len({made, *map(digest_of_prompt, others)}) == len(others) + 1
+    with pytest.raises(TypeError):
+        digest_of_prompt([1.5])  # type: ignore[list-item]
+    with pytest.raises(TypeError):
+        digest_of_prompt("text")  # type: ignore[arg-type]

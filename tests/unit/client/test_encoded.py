@@ -9,9 +9,11 @@ from datetime import datetime, timezone
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from pd_handoff import Key, Published, _encoded, _frames, errors
+from pd_handoff import Key, Published, errors
+from pd_handoff._calls import encoded_requests
+from pd_handoff._transport import session_frames
 from pd_handoff.v1 import metadata_store_pb2 as pb
 from pd_handoff.v1 import record_pb2
 
@@ -20,12 +22,13 @@ names = st.text(max_size=130) | st.sampled_from(["", "ns", "a" * 127, "a" * 128]
 sizes = st.sampled_from([0, 1, 127, 128, 129, 16383, 16384, 16385, (1 << 21) - 1, 1 << 21, (1 << 21) + 1])
 
 
+@settings(deadline=None)
 @given(room=numbers, sample=st.integers(0, (1 << 32) - 1) | st.just(0), name=names, own=st.none() | names)
 def test_keys(room: int, sample: int, name: str, own: str | None) -> None:
     message = record_pb2.HandoffKey(namespace=name if own is None else own, room=room, sample=sample)
-    assert _encoded.key(Key(room, sample, own), name) == message.SerializeToString()
+    assert encoded_requests.key(Key(room, sample, own), name) == message.SerializeToString()
     if own is None and sample == 0:
-        assert _encoded.key(room, name) == message.SerializeToString()
+        assert encoded_requests.key(room, name) == message.SerializeToString()
 
 
 def named(name: Any) -> Key:
@@ -38,36 +41,40 @@ def named(name: Any) -> Key:
 )
 def test_what_is_no_key(key: Any) -> None:
     with pytest.raises(errors.InvalidRequest):
-        _encoded.key(key, "")
+        encoded_requests.key(key, "")
 
 
+@settings(deadline=None)
 @given(data=st.data())
 def test_puts(data: st.DataObject) -> None:
     token = data.draw(st.binary(max_size=300))
     record = record_pb2.HandoffRecord(customized_info=bytes(data.draw(sizes)))
     message = pb.PutRequest(key=record_pb2.HandoffKey(room=7), token=token, record=record)
-    request = _encoded.put(_encoded.key(7, ""), token, record)
+    request = encoded_requests.put(encoded_requests.key(7, ""), token, record)
     assert pb.PutRequest.FromString(request.SerializeToString()) == message
     assert request.ByteSize() == len(request.SerializeToString())
     if token:
         assert request.SerializeToString() == message.SerializeToString()
 
 
+@settings(deadline=None)
 @given(
     attempt=numbers,
     reader=names,
     consume=st.booleans(),
     epoch=st.none() | names,
+    digest=st.none() | st.binary(max_size=40),
 )
-def test_gets(attempt: int, reader: str, consume: bool, epoch: str | None) -> None:
+def test_gets(attempt: int, reader: str, consume: bool, epoch: str | None, digest: bytes | None) -> None:
     message = pb.GetRequest(
         key=record_pb2.HandoffKey(room=7),
         attempt=attempt,
         reader_id=reader,
         consume=consume,
         expected_store_epoch=epoch or "",
+        request_digest=digest or b"",
     )
-    request = _encoded.get(_encoded.key(7, ""), attempt, reader, consume, epoch)
+    request = encoded_requests.get(encoded_requests.key(7, ""), attempt, reader, consume, epoch, digest)
     assert request.SerializeToString() == message.SerializeToString()
 
 
@@ -75,17 +82,17 @@ def test_gets(attempt: int, reader: str, consume: bool, epoch: str | None) -> No
 def test_what_no_get_can_hold(attempt: Any) -> None:
     one = pb.GetRequest(attempt=1, reader_id="me", consume=True, key=record_pb2.HandoffKey()).SerializeToString()
     for _ in range(2):  # what was right is remembered, and is no excuse for what only equals it
-        assert _encoded.get(b"", 1, "me", True, None).SerializeToString() == one
+        assert encoded_requests.get(b"", 1, "me", True, None).SerializeToString() == one
         with pytest.raises(errors.InvalidRequest) as caught:
-            _encoded.get(_encoded.key(7, ""), attempt, "me", True, None)
+            encoded_requests.get(encoded_requests.key(7, ""), attempt, "me", True, None)
         assert caught.value.violations[0].field == "attempt"
 
 
 def test_batches() -> None:
     gets = [pb.GetRequest(key=record_pb2.HandoffKey(room=room), reader_id="x" * room) for room in (1, 200, 20000)]
-    batch = _encoded.batch([_encoded.Encoded(one.SerializeToString()) for one in gets])
+    batch = encoded_requests.batch([encoded_requests.Encoded(one.SerializeToString()) for one in gets])
     assert batch.SerializeToString() == pb.BatchGetRequest(requests=gets).SerializeToString()
-    assert pb.BatchPutRequest.FromString(_encoded.batch([]).SerializeToString()) == pb.BatchPutRequest()
+    assert pb.BatchPutRequest.FromString(encoded_requests.batch([]).SerializeToString()) == pb.BatchPutRequest()
 
 
 ANSWERS: dict[str, Any] = {
@@ -101,31 +108,32 @@ ANSWERS: dict[str, Any] = {
 @pytest.mark.parametrize("call_id", [1, 127, 128, 16384, 1 << 21, 1 << 40])
 @pytest.mark.parametrize("name", ANSWERS)
 def test_frames(name: str, call_id: int) -> None:
-    tag = _frames.TAGS[name.capitalize()]
-    head = _frames.head_of(call_id, tag)
+    tag = session_frames.TAGS[name.capitalize()]
+    head = session_frames.head_of(call_id, tag)
     kind = type(getattr(pb.SessionRequest(), name))
     for request in (kind(), kind(key=record_pb2.HandoffKey(room=7)) if name != "capabilities" else kind()):
         wanted = pb.SessionRequest(call_id=call_id, **{name: request})
-        assert _frames.frame_of(head, request.SerializeToString()) == wanted.SerializeToString()
+        assert session_frames.frame_of(head, request.SerializeToString()) == wanted.SerializeToString()
     answer = pb.SessionResponse(call_id=call_id, **{name: ANSWERS[name]}).SerializeToString()
-    assert _frames.own_answer_of(answer, head, tag) == ANSWERS[name]
-    assert _frames.answer_of(answer) == (call_id, ANSWERS[name])
-    assert _frames.own_answer_of(answer, _frames.head_of(call_id + 1, tag), tag) is None
+    assert session_frames.own_answer_of(answer, head, tag) == ANSWERS[name]
+    assert session_frames.answer_of(answer) == (call_id, ANSWERS[name])
+    assert session_frames.own_answer_of(answer, session_frames.head_of(call_id + 1, tag), tag) is None
 
 
+@settings(deadline=None)
 @given(size=sizes)
 def test_answers_of_every_size(size: int) -> None:
-    tag = _frames.TAGS["Get"]
+    tag = session_frames.TAGS["Get"]
     answer = pb.GetResponse(record=record_pb2.HandoffRecord(customized_info=bytes(size)))
     frame = pb.SessionResponse(call_id=9, get=answer).SerializeToString()
-    assert _frames.own_answer_of(frame, _frames.head_of(9, tag), tag) == answer
+    assert session_frames.own_answer_of(frame, session_frames.head_of(9, tag), tag) == answer
 
 
 def test_answers_in_an_unusual_form_are_left_to_protobuf() -> None:
-    tag = _frames.TAGS["Put"]
-    head = _frames.head_of(5, tag)
+    tag = session_frames.TAGS["Put"]
+    head = session_frames.head_of(5, tag)
     usual = pb.SessionResponse(call_id=5, put=pb.PutResponse(store_epoch="e")).SerializeToString()
-    assert _frames.own_answer_of(usual, head, tag) is not None
+    assert session_frames.own_answer_of(usual, head, tag) is not None
     body = pb.PutResponse(store_epoch="e").SerializeToString()
     unusual = [
         usual + tag + b"\x00",  # said twice
@@ -137,20 +145,20 @@ def test_answers_in_an_unusual_form_are_left_to_protobuf() -> None:
         b"",
     ]
     for frame in unusual:
-        assert _frames.own_answer_of(frame, head, tag) is None
+        assert session_frames.own_answer_of(frame, head, tag) is None
     for frame in unusual[:4]:
-        assert _frames.answer_of(frame)[1].store_epoch == "e"  # type: ignore[union-attr]
+        assert session_frames.answer_of(frame)[1].store_epoch == "e"  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("cut", [b"\x12", b"\xff", b"\x12\x05e", b"\x12\x01\xff"])
 def test_answers_that_cannot_be_parsed(cut: bytes) -> None:
-    tag = _frames.TAGS["Put"]
-    head = _frames.head_of(5, tag)
-    frame = _frames.frame_of(head, cut)
+    tag = session_frames.TAGS["Put"]
+    head = session_frames.head_of(5, tag)
+    frame = session_frames.frame_of(head, cut)
     with pytest.raises(ValueError, match="no SessionResponse"):
-        _frames.own_answer_of(frame, head, tag)
+        session_frames.own_answer_of(frame, head, tag)
     with pytest.raises(ValueError, match="no SessionResponse"):
-        _frames.answer_of(frame)
+        session_frames.answer_of(frame)
 
 
 def told() -> Published:

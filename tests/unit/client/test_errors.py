@@ -34,6 +34,8 @@ TABLE = {
     "ALREADY_CONSUMED": ("FAILED_PRECONDITION", errors.AlreadyConsumed, 409),
     "STORE_RESTARTED": ("FAILED_PRECONDITION", errors.StoreRestarted, 503),
     "SCHEMA_MISMATCH": ("FAILED_PRECONDITION", errors.SchemaMismatch, 500),
+    "REQUEST_MISMATCH": ("FAILED_PRECONDITION", errors.RequestMismatch, 409),
+    "ENGINE_UNREACHABLE": ("UNAVAILABLE", errors.EngineUnreachable, 503),
     "DRAINING": ("UNAVAILABLE", errors.Draining, 503),
     "INTERNAL": ("INTERNAL", errors.StoreInternalError, 500),
 }

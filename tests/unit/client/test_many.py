@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -189,4 +191,49 @@ async def test_keys_that_cannot_be_asked_for(connect: Any, batches: Store) -> No
 async def test_what_is_wrong_with_all_is_raised(options: Any, connect: Any, store: Any) -> None:
     with pytest.raises(errors.InvalidRequest):
         await connect("DecodeClient").get_many([1, 2], **options)
+    assert store.calls == []
+
+
+UNREADABLE = Record(tokens=[Token(1, top_logprobs={"values": []})])  # type: ignore[arg-type]
+
+
+async def test_an_unreadable_value_is_the_outcome_of_its_record_alone(connect: Any, batches: Store) -> None:
+    items = [(held(0), GOOD), (held(1), UNREADABLE), (held(2), GOOD)]
+    outcomes = await connect("PrefillClient").put_many(items)
+    assert isinstance(outcomes[1], errors.InvalidRecord)
+    assert outcomes[1].violations == (("tokens[0].top_logprobs", "must be Logprobs, is a dict"),)
+    assert batches.sent == [[0, 2]]
+    assert answered(outcomes) == ["0", "2"]
+
+
+async def test_so_it_is_with_put_soon(connect: Any, store: Any) -> None:
+    store.script("Put", pb.PutResponse(store_epoch="e"))
+    client = connect("PrefillClient")
+    assert (await _outcome(client.raw, held(1), GOOD)).store_epoch == "e"
+    with pytest.raises(errors.InvalidRecord, match="must be Logprobs, is a dict"):
+        await _outcome(client.raw, held(2), UNREADABLE)
+
+
+async def _outcome(client: Any, reservation: Reservation, record: Record) -> Any:
+    future = client.put_soon(reservation, record)
+    return await (future if isinstance(future, asyncio.Future) else asyncio.wrap_future(future))
+
+
+NO_RESERVATION: list[tuple[str, tuple[Any, ...], dict[str, Any], str]] = [
+    ("renew", (7,), {}, "takes a Reservation, not 7"),
+    ("release", (7,), {}, "takes a Reservation, not 7"),
+    ("put", (7, GOOD), {}, "takes a Reservation"),
+    ("reserve", (7,), {"widths": {"tokens": 2}}, "widths must be Widths, not {'tokens': 2}"),
+    ("capabilities", (), {"required": {"tokens": 2}}, "required must be Widths, not {'tokens': 2}"),
+]
+
+
+@pytest.mark.parametrize(
+    ("method", "given", "options", "words"), NO_RESERVATION, ids=[row[0] for row in NO_RESERVATION]
+)
+async def test_wrong_python_types(
+    method: str, given: tuple[Any, ...], options: dict[str, Any], words: str, connect: Any, store: Any
+) -> None:
+    with pytest.raises(TypeError, match=re.escape(words)):
+        await getattr(connect("PrefillClient"), method)(*given, **options)
     assert store.calls == []

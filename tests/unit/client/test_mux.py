@@ -12,14 +12,15 @@ from typing import Any
 
 import pytest
 from google.rpc import status_pb2
-from pd_handoff import _frames, errors
-from pd_handoff._alarm import Alarm
-from pd_handoff._core import Status
-from pd_handoff._mux import Mux, MuxEnded
-from pd_handoff._wire import WireEnded
+from pd_handoff import errors
+from pd_handoff._transport import session_frames
+from pd_handoff._transport.grpc_internals import Status
+from pd_handoff._transport.multiplexer import Mux, MuxEnded
+from pd_handoff._transport.stream import WireEnded
+from pd_handoff._transport.watchdog import Alarm
 from pd_handoff.v1 import metadata_store_pb2 as pb
 
-BODY = (_frames.TAGS["Abort"], pb.AbortRequest().SerializeToString())
+BODY = (session_frames.TAGS["Abort"], pb.AbortRequest().SerializeToString())
 PATIENCE = 30.0
 
 
@@ -190,7 +191,7 @@ def test_an_answer_that_cannot_be_parsed_ends_the_stream_for_all(mux: Mux, wire:
     first = wire.next()
     other = Caller(mux)
     wire.next()
-    wire._coming.put(_frames.frame_of(_frames.head_of(first, BODY[0]), b"\x08"))
+    wire._coming.put(session_frames.frame_of(session_frames.head_of(first, BODY[0]), b"\x08"))
     for one in (caller, other):
         ended = one.ended()
         assert isinstance(ended, MuxEnded)

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 from pd_handoff import Failure, Record, Retries, Token, errors
-from pd_handoff._calls import Calls
-from pd_handoff._steps import Pause, Send, Steps
+from pd_handoff._calls.calls import Calls
+from pd_handoff._calls.prefill import Prefill
+from pd_handoff._calls.steps import Pause, Send, Steps
+from pd_handoff._values.durations import duration
 from pd_handoff.retries import NO_RETRIES, Outage
 from pd_handoff.v1 import metadata_store_pb2 as pb
 
@@ -19,8 +21,11 @@ AWAY = errors.StoreUnavailable("away")
 class World:
     """Carries out steps: pauses move the clock, each call takes its scripted time and ends as scripted."""
 
-    def __init__(self, *outcomes: Any, takes: float = 0.0) -> None:
+    def __init__(self, *outcomes: Any, takes: float = 0.0, look: Any = AWAY) -> None:
+        """`look` is what a look at the store finds after a wait that got no answer."""
         self.now = 0.0
+        self.look = look
+        self.looks = 0
         self.outcomes = list(outcomes)
         self.takes = takes
         self.sent: list[tuple[float, Any, float]] = []
@@ -37,6 +42,10 @@ class World:
                     self.pauses.append(step.seconds)
                     self.now += step.seconds
                     step = steps.send(None)
+                    continue
+                if isinstance(step.request, pb.CapabilitiesRequest) and step.timeout == 2.0:
+                    self.looks += 1
+                    step = steps.throw(self.look) if isinstance(self.look, Exception) else steps.send(self.look)
                     continue
                 request = type(step.request)()
                 request.CopyFrom(step.request)
@@ -144,6 +153,30 @@ def test_each_outage_of_a_long_wait_has_its_own_budget() -> None:
     assert world.pauses == [1, 2, 1, 2, 1]
 
 
+@pytest.mark.parametrize("look", [pb.CapabilitiesResponse(), errors.PermissionDenied("no")], ids=["answer", "refusal"])
+def test_a_wait_that_is_cut_while_the_store_is_well_is_no_outage(look: Any) -> None:
+    world = World(*[(2, AWAY)] * 20, pb.GetResponse(), look=look)
+    world.run(calls(world).get(1, **{**GET, "max_wait": 300}))
+    assert world.pauses == [1] * 20
+    assert world.looks == 20
+    assert [request.max_wait.seconds for _, request, _ in world.sent][:3] == [300, 297, 294]
+
+
+@pytest.mark.parametrize("look", [AWAY, errors.DeadlineExceeded("late"), errors.Draining("stops")], ids=str)
+def test_else_it_is_one(look: Any) -> None:
+    world = World((2, AWAY), look=look)
+    with pytest.raises(errors.StoreUnavailable):
+        world.run(calls(world).get(1, **{**GET, "max_wait": 300}))
+    assert world.pauses == [1, 2]
+
+
+def test_nobody_looks_after_a_call_that_did_not_wait_or_was_not_carried_out() -> None:
+    for options, took in ((GET, 2.0), ({**GET, "max_wait": 300}, 0.4)):
+        world = World((took, AWAY), pb.GetResponse(), look=AssertionError())
+        world.run(calls(world).get(1, **options))
+        assert world.looks == 0
+
+
 def test_without_waiting_anything_there_is_no_wait() -> None:
     world = World(AWAY, pb.GetResponse())
     world.run(calls(world).get(1, **GET))
@@ -237,3 +270,38 @@ def batch_options() -> dict[str, Any]:
     options = reserve_options()
     del options["owner"]
     return options
+
+
+def test_the_defaults_are_as_documented() -> None:
+    """Ten seconds in all; the first pause of a twentieth, each further one twice as long, up to a second."""
+    defaults = Retries()
+    assert (defaults.total_seconds, defaults.initial_backoff, defaults.max_backoff) == (10, 0.05, 1)
+    assert (defaults.multiplier, defaults.jitter, defaults.also) == (2, 0.2, frozenset())
+    world = World(AWAY)
+    with pytest.raises(errors.StoreUnavailable):
+        world.run(calls(world, Retries(jitter=0)).get(7, **GET))
+    assert world.pauses[:6] == pytest.approx([0.05, 0.1, 0.2, 0.4, 0.8, 1])
+    assert sum(world.pauses) == pytest.approx(10, abs=1)
+
+
+@pytest.mark.parametrize("lease", [0.3, 30, 3600])
+def test_a_lease_is_renewed_at_a_third_of_it(lease: float) -> None:
+    """Of what the store gave, each time: two renewals may fail before it runs out."""
+    given = iter((lease, lease / 2))
+
+    def reserve(_: Any) -> pb.ReserveResponse:
+        return pb.ReserveResponse(token=b"t", lease=duration(next(given), "lease"))
+
+    world = World(reserve)
+    unset = dict.fromkeys(("owner", "widths", "lease", "expected_readers", "max_wait"))
+    hand_off = Prefill(calls(world), 7, {**unset, "attempt": 0})
+    world.run(hand_off._begin())
+    renewing = hand_off._keep()
+    pause = next(renewing)
+    assert isinstance(pause, Pause)
+    assert pause.seconds == pytest.approx(lease / 3)
+    step: Any = renewing.send(None)
+    assert isinstance(step, Send)
+    step = renewing.send(reserve(None))
+    assert isinstance(step, Pause)
+    assert step.seconds == pytest.approx(lease / 2 / 3)

@@ -10,8 +10,9 @@ from typing import Any
 
 import grpc
 import pytest
-from pd_handoff import Key, Record, Reservation, Retries, Token, _wire, aio, errors
-from pd_handoff._adaptive import FEW
+from pd_handoff import Key, Record, Reservation, Retries, Token, aio, errors
+from pd_handoff._transport import stream
+from pd_handoff._transport.session_policy import FEW
 from pd_handoff.retries import NO_RETRIES
 from pd_handoff.v1 import metadata_store_pb2 as pb
 
@@ -37,7 +38,7 @@ def ways(store: Any) -> Counter[str]:
 def wire(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """With and without the names of gRPC that are not public."""
     if request.param == "public":
-        monkeypatch.setattr(_wire, "_NAMES", ("NoSuchOperation",))
+        monkeypatch.setattr(stream, "_NAMES", ("NoSuchOperation",))
     return str(request.param)
 
 
@@ -96,8 +97,8 @@ async def test_without_a_session_calls_go_alone(code: str, connect: Any, store: 
 
 
 async def test_a_way_that_holds_answers_back(connect: Any, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("_session", "_session_aio"):
-        monkeypatch.setattr(f"pd_handoff.{module}.PROBE_SECONDS", 0.05)
+    for module in ("session", "session_aio"):
+        monkeypatch.setattr(f"pd_handoff._transport.{module}.PROBE_SECONDS", 0.05)
     store.script("Capabilities", None)
     client = connect("DecodeClient")
     for _ in range(FEW + 5):
@@ -124,8 +125,8 @@ async def test_streams_that_break(connect: Any, store: Any) -> None:
 async def test_outstanding_calls_follow_their_own_retry_rules(
     connect: Any, store: Any, server: Any, wire: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("_session", "_session_aio"):
-        monkeypatch.setattr(f"pd_handoff.{module}.FRESH", 0.0)  # no stream was dead before
+    for module in ("session", "session_aio"):
+        monkeypatch.setattr(f"pd_handoff._transport.{module}.FRESH", 0.0)  # no stream was dead before
     store.script("Get", None, pb.GetResponse(store_epoch="later"))
     stubborn = connect("DecodeClient", session="always", retries=PATIENT)
     waiting = asyncio.ensure_future(stubborn.get(1, max_wait=60))
@@ -244,7 +245,7 @@ async def test_a_cancelled_task_harms_no_other(store: Any, server: Any, wire: st
 async def test_a_long_get_waits_in_parts(
     store: Any, server: Any, refusal: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pd_handoff._session_aio._SLICE", 0.5)
+    monkeypatch.setattr("pd_handoff._transport.session_aio._SLICE", 0.5)
     not_yet = refusal("DEADLINE_EXCEEDED", "RECORD_NOT_READY", "not yet", metadata={"state": "NONE"})
     store.script("Get", not_yet, not_yet, pb.GetResponse(store_epoch="e"))
     async with aio.DecodeClient(server.target, session="always", retries=NO_RETRIES) as client:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from pd_handoff import Key, Published, Record, Reservation, Token, errors
+from pd_handoff._calls import put_soon
 from pd_handoff.retries import NO_RETRIES
 from pd_handoff.v1 import metadata_store_pb2 as pb
+
+from tests.support.waits import PATIENCE, eventually
 
 RECORD = Record(tokens=[Token(5)])
 
@@ -198,3 +202,67 @@ async def test_another_refusal_of_a_batch_is_told(connect: Any, store: Any, refu
     with pytest.raises(errors.InvalidRequest):
         await connect("DecodeClient").get_many(range(3))
     assert len(store.of("Capabilities")) == 1
+
+
+# -- who is woken: with pauses of an hour, nothing leaves unless a thread is -------------------------------------------
+
+
+class Batches:
+    """What threads send: each batch waits for the gate."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(put_soon, "_IDLE", 3600.0)
+        self.sizes: list[int] = []
+        self.gate = threading.Event()
+        self.soon = put_soon.Soon(self._send, 0.0)
+
+    def _send(self, batch: list[pb.PutRequest]) -> put_soon.Outcomes:
+        self.sizes.append(len(batch))
+        assert self.gate.wait(PATIENCE)
+        return [errors.ClientClosed("not really")] * len(batch)
+
+    def add(self, count: int) -> None:
+        """That many records, which no thread can see before they are all there."""
+        with self.soon._condition:
+            for _ in range(count):
+                self.soon.add(pb.PutRequest())
+
+    def until(self, *sizes: int) -> None:
+        """Return once exactly these batches have left."""
+        eventually(lambda: sorted(self.sizes) == sorted(sizes), f"batches of {sizes} have left")
+
+    def idle(self) -> None:
+        """Let go of those that were sent, and return once all threads wait."""
+        self.gate.set()
+        eventually(lambda: not self.soon._busy and not self.soon._items, "all threads wait")
+        self.gate.clear()
+        self.sizes.clear()
+
+
+@pytest.fixture
+def batches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Batches]:
+    """Three threads that wait."""
+    made = Batches(monkeypatch)
+    for number in range(3):
+        made.add(1)
+        made.until(*[1] * (number + 1))
+    made.idle()
+    made.soon._delay = 3600.0
+    yield made
+    made.gate.set()
+    made.soon.close(PATIENCE)
+
+
+def test_a_thread_that_waits_is_woken_by_the_first_record(batches: Batches) -> None:
+    batches.add(1)
+    batches.until(1)
+
+
+def test_a_thread_is_woken_for_what_a_full_batch_left(batches: Batches) -> None:
+    batches.add(1)
+    batches.until(1)
+    batches.add(1)  # the second thread waits for more
+    waiting = batches.soon._condition._waiters  # type: ignore[attr-defined]  # to be counted, there is no other way
+    eventually(lambda: len(waiting) == 2, "the second thread waits again, behind the third")
+    batches.add(127)  # so the third is woken, and takes what it may
+    batches.until(1, 64, 64)

@@ -73,7 +73,7 @@ def test_the_command_with_files(secured: Secured, tmp_path: Path, capsys: pytest
     flags = [part for flag, name in files.items() for part in (flag, str(tmp_path / name))]
     assert main(["capabilities", "--target", secured.target, *flags]) == exits.OK
     assert "slots_total" in capsys.readouterr().out
-    assert main(["capabilities", "--target", secured.target, *flags[:2]]) == exits.UNAVAILABLE
+    assert main(["capabilities", "--target", secured.target, *flags[:2]]) == exits.MISMATCH
     assert main(["capabilities", "--target", secured.target, *flags[:4]]) == exits.USAGE
     renamed = ["--tls-name", "127.0.0.1"]
     assert main(["capabilities", "--target", secured.target, *flags, *renamed]) == exits.OK

@@ -12,8 +12,10 @@ from typing import Any
 
 import grpc
 import pytest
-from pd_handoff import AdminClient, DecodeClient, PrefillClient, Retries, _channel, _unary, errors
-from pd_handoff._unary import CallFailed, PublicUnary, RawUnary
+from pd_handoff import AdminClient, DecodeClient, PrefillClient, Retries, errors
+from pd_handoff._transport import channel as _channel
+from pd_handoff._transport import unary
+from pd_handoff._transport.unary import CallFailed, CheckedUnary, PublicUnary, RawUnary
 from pd_handoff.retries import NO_RETRIES
 from pd_handoff.v1 import admin_pb2
 from pd_handoff.v1 import metadata_store_pb2 as pb
@@ -26,17 +28,17 @@ PATIENCE = 30.0
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """With and without the names of gRPC that are not public."""
     if request.param == "public":
-        monkeypatch.setattr(_unary, "_NAMES", (*_unary._NAMES, "NoSuchOperation"))
+        monkeypatch.setattr(unary, "_NAMES", (*unary._NAMES, "NoSuchOperation"))
     return str(request.param)
 
 
 def test_the_way_is_chosen_by_what_there_is(way: str, server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     with grpc.insecure_channel(server.target) as channel:
-        assert type(_unary.open_unary(channel)) is (RawUnary if way == "raw" else PublicUnary)
+        assert type(unary.open_unary(channel)) is (CheckedUnary if way == "raw" else PublicUnary)
         wrapped = grpc.intercept_channel(channel, Interceptor())
-        assert type(_unary.open_unary(wrapped)) is PublicUnary  # whoever looks at calls sees them
-        monkeypatch.setattr("pd_handoff._core.cygrpc", None)
-        assert type(_unary.open_unary(channel)) is PublicUnary
+        assert type(unary.open_unary(wrapped)) is PublicUnary  # whoever looks at calls sees them
+        monkeypatch.setattr("pd_handoff._transport.grpc_internals.cygrpc", None)
+        assert type(unary.open_unary(channel)) is PublicUnary
 
 
 class Interceptor(grpc.UnaryUnaryClientInterceptor):  # type: ignore[misc, unused-ignore]

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from pd_handoff import _wire, errors
-from pd_handoff._core import cygrpc
-from pd_handoff._wire import RawWire, WireEnded
+from pd_handoff import errors
+from pd_handoff._transport import stream
+from pd_handoff._transport.grpc_internals import cygrpc
+from pd_handoff._transport.stream import RawWire, WireEnded
 
 
 class Event:
@@ -54,17 +55,21 @@ class Channel:
 def test_messages_come_in_order() -> None:
     channel = Channel()
     call, wire = channel._channel, RawWire(channel, None)  # type: ignore[arg-type]
-    call.script = [Event(_wire._SENT), Event(_wire._RECEIVED, Operation(b"a")), Event(_wire._RECEIVED, Operation(b"b"))]
+    call.script = [
+        Event(stream._SENT),
+        Event(stream._RECEIVED, Operation(b"a")),
+        Event(stream._RECEIVED, Operation(b"b")),
+    ]
     assert wire.exchange(b"1") == b"a"
-    assert call.started == [_wire._SENT, _wire._RECEIVED]
+    assert call.started == [stream._SENT, stream._RECEIVED]
     wire.send(b"2")
     wire.send(b"3")
     assert wire.receive() == b"b"
-    assert call.started[2:] == [_wire._SENT, _wire._RECEIVED]
-    call.script = [Event(_wire._SENT), Event(_wire._WOKEN)]
+    assert call.started[2:] == [stream._SENT, stream._RECEIVED]
+    call.script = [Event(stream._SENT), Event(stream._WOKEN)]
     wire.wake()
     assert wire.exchange(b"4") is None
-    assert call.started[4:] == [_wire._WOKEN, _wire._RECEIVED, _wire._SENT]
+    assert call.started[4:] == [stream._WOKEN, stream._RECEIVED, stream._SENT]
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
@@ -87,4 +92,4 @@ def test_an_interrupt_ends_the_stream_for_good(kind: type[BaseException]) -> Non
 
 
 def test_grpc_has_what_it_takes() -> None:
-    assert all(hasattr(cygrpc, name) for name in _wire._NAMES)
+    assert all(hasattr(cygrpc, name) for name in stream._NAMES)

@@ -8,14 +8,21 @@ from pd_handoff_server.arena.layout import Limits
 
 from tests.support.records import varint
 
-SMALL = Limits(3, 5, 3, 5, 3, 4, 20, 24)
+SMALL = Limits(3, 5, 3, 5, 3, 4, 20, 24, 12, 3)
 ELEMENTS = {
     rp.DATA_TYPE_FLOAT32: 4,
     rp.DATA_TYPE_FLOAT16: 2,
     rp.DATA_TYPE_BFLOAT16: 2,
     rp.DATA_TYPE_FLOAT8_E4M3: 1,
     rp.DATA_TYPE_FLOAT8_E5M2: 1,
+    rp.DATA_TYPE_INT32: 4,
+    rp.DATA_TYPE_INT64: 8,
+    rp.DATA_TYPE_UINT8: 1,
+    rp.DATA_TYPE_UINT16: 2,
+    rp.DATA_TYPE_FLOAT8_E4M3FNUZ: 1,
+    rp.DATA_TYPE_FLOAT8_E5M2FNUZ: 1,
 }
+TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
 ids = st.integers(0, 2**31 - 1) | st.sampled_from([0, 127, 128, 536870911, 2**31 - 1])
 int32s = st.integers(-(2**31), 2**31 - 1)
@@ -39,7 +46,8 @@ def logprobs(draw: st.DrawFn, most: int) -> bytes:
     size = draw(st.integers(0, most))
     token_ids = draw(st.lists(ids, min_size=size, max_size=size))
     values = draw(float_lists(size))
-    return (field(1, values) if size else b"") + rp.Logprobs(token_ids=token_ids).SerializeToString()
+    ranks = draw(st.lists(st.integers(1, 2**32 - 1), min_size=size, max_size=size)) if draw(st.booleans()) else []
+    return (field(1, values) if size else b"") + rp.Logprobs(token_ids=token_ids, ranks=ranks).SerializeToString()
 
 
 @st.composite
@@ -54,6 +62,8 @@ def tokens(draw: st.DrawFn, limits: Limits) -> rp.SampledToken:
     if draw(st.booleans()):
         parts += field(4, draw(logprobs(limits.token_ids_logprobs)))
     token.MergeFromString(parts)
+    if draw(st.booleans()):
+        token.rank = draw(st.integers(1, 2**32 - 1))
     return token
 
 
@@ -77,6 +87,7 @@ def speculative(draw: st.DrawFn, limits: Limits) -> rp.SpeculativeState:
     state = rp.SpeculativeState(
         topk_index=draw(st.lists(int64s, min_size=size, max_size=size)),
         dsa_topk_indices=draw(st.lists(int32s, max_size=limits.dsa_topk_indices)),
+        draft_token_ids=draw(st.lists(ids, max_size=limits.draft_tokens)),
     )
     if size:
         state.MergeFromString(field(1, draw(float_lists(size))))
@@ -118,6 +129,13 @@ def records(draw: st.DrawFn, limits: Limits = SMALL) -> rp.HandoffRecord:
         record.reasoning_tokens = draw(st.integers(0, 2**32 - 1))
     if draw(st.booleans()):
         record.customized_info = draw(st.binary(max_size=limits.customized_info_bytes))
+    if draw(st.booleans()):
+        record.engine_state.type = draw(st.sampled_from(["x", "vllm/NixlConnector;v=1", "t" * 64]))
+        record.engine_state.data = draw(st.binary(max_size=limits.engine_state_bytes))
+    if draw(st.booleans()):
+        record.prompt_tokens = draw(st.integers(0, 2**32 - 1))
+    if draw(st.booleans()):
+        record.traceparent = TRACE
     return record
 
 
@@ -128,18 +146,23 @@ def largest(limits: Limits, *, empty_tensor: bool = False) -> rp.HandoffRecord:
     """
     longest_id, negative, whole = 2**31 - 1, -(2**63), 2**64 - 1
 
+    engines = bool(limits.engine_state_bytes)
+
     def full(size: int) -> rp.Logprobs:
-        return rp.Logprobs(values=[-1.5] * size, token_ids=[longest_id] * size)
+        ranks = [2**32 - 1] * size if engines else []
+        return rp.Logprobs(values=[-1.5] * size, token_ids=[longest_id] * size, ranks=ranks)
 
     size = 0 if empty_tensor else limits.hidden_state_bytes
     shape = [2**32 - 1] * 7 + [0] if empty_tensor else [1] * 7 + [size]
-    return rp.HandoffRecord(
+    drafts = limits.draft_tokens if engines or limits.draft_tokens > 16 else 0
+    record = rp.HandoffRecord(
         tokens=[
             rp.SampledToken(
                 token_id=longest_id,
                 logprob=-0.5,
                 top_logprobs=full(limits.top_logprobs),
                 token_ids_logprobs=full(limits.token_ids_logprobs),
+                rank=2**32 - 1 if engines else None,
             )
         ]
         * limits.tokens,
@@ -155,9 +178,15 @@ def largest(limits: Limits, *, empty_tensor: bool = False) -> rp.HandoffRecord:
             topk_index=[negative] * limits.speculative_topk,
             hidden_states=rp.Tensor(dtype=rp.DATA_TYPE_FLOAT8_E5M2, shape=shape, data=bytes(size)),
             dsa_topk_indices=[-1] * limits.dsa_topk_indices,
+            draft_token_ids=[longest_id] * drafts,
         ),
         kv_checksum=rp.KvChecksum(digest=whole, layout_signature=whole),
         finish_reason=rp.FINISH_REASON_ABORT,
         reasoning_tokens=2**32 - 1,
         customized_info=b"\xff" * limits.customized_info_bytes,
     )
+    if engines:
+        record.engine_state.CopyFrom(rp.EngineState(type="t" * 64, data=b"\xff" * limits.engine_state_bytes))
+        record.prompt_tokens = 2**32 - 1
+        record.traceparent = f"{TRACE}-".ljust(64, "x")
+    return record

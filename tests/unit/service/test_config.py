@@ -26,6 +26,8 @@ SCRIPTED = {
     "max_dsa_topk_indices": 2048,
     "max_hidden_state_bytes": 32 << 10,
     "max_customized_info_bytes": 4 << 10,
+    "max_engine_state_bytes": 0,
+    "max_draft_tokens": 16,
     "lease_default": 60,
     "lease_min": 1,
     "lease_max": 3600,

@@ -128,3 +128,21 @@ def test_ending_without_end_holds_no_memory() -> None:
         deadlines.forget(item)
         assert len(deadlines) <= 2 * 1 + 1024, "twice the most that were followed at a time, and a constant"
     assert deadlines.pop_due(10**12) is None
+
+
+def test_forgetting_twice_counts_once() -> None:
+    """What is counted decides when dead entries are swept out: with a count too low, at every new item."""
+    deadlines: Deadlines[Item] = Deadlines()
+    living = [Item(number, 10**9 + number) for number in range(100)]
+    for item in living:
+        deadlines.watch(item)
+    for turn in range(10_000):
+        ended = Item(turn, 10**6 + turn)
+        deadlines.watch(ended)
+        deadlines.forget(ended)
+        deadlines.forget(ended)
+        never = Item(turn, None)
+        deadlines.forget(never)
+    assert deadlines._live == len(living)
+    assert sorted(iter(lambda: getattr(deadlines.pop_due(10**10), "number", None), None)) == list(range(100))
+    assert deadlines._live == 0

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pd_handoff.v1 import record_pb2 as rp
-from pd_handoff_server.arena.draft import PRESENCE, check_widths, measure
 from pd_handoff_server.arena.layout import WIDTHS, Layout, Limits
+from pd_handoff_server.arena.packed_record import PRESENCE, check_widths, measure
 from pd_handoff_server.refusal import Refusal
 
 from tests.support import records as make
 from tests.support.records import Token
 
-from .strategies import SMALL, field, largest, records
+from .strategies import SMALL, TRACE, field, largest, records
 
 LAYOUT = Layout(SMALL)
 
@@ -35,6 +35,12 @@ def violated(record: rp.HandoffRecord) -> list[str]:
     return [name for name, _ in refused.violations]
 
 
+def violated_in(record: rp.HandoffRecord, layout: Layout) -> list[str]:
+    """As `violated`, in a row of this layout."""
+    return [name for name, _ in refusal(record, layout).violations]
+
+
+@settings(deadline=None)
 @given(records())
 def test_a_legal_record_is_packed_bit_for_bit(record: rp.HandoffRecord) -> None:
     before = record.SerializeToString()
@@ -50,6 +56,7 @@ def test_a_legal_record_is_packed_bit_for_bit(record: rp.HandoffRecord) -> None:
     assert draft.widths[7] == len(record.speculative.hidden_states.data)
 
 
+@settings(deadline=None)
 @given(records(), records())
 def test_digests_tell_records_apart(one: rp.HandoffRecord, other: rp.HandoffRecord) -> None:
     first, second = measure(one, LAYOUT), measure(other, LAYOUT)
@@ -97,7 +104,7 @@ def test_top_logprobs_are_named_before_other_widths() -> None:
 
 def test_declared_widths_are_refused_alike_without_a_token_index() -> None:
     check_widths(LAYOUT.widths, LAYOUT)
-    check_widths((0,) * 8, LAYOUT)
+    check_widths((0,) * len(WIDTHS), LAYOUT)
     for index, name in enumerate(WIDTHS):
         widths = tuple(limit + (at == index) for at, limit in enumerate(LAYOUT.widths))
         with pytest.raises(Refusal) as caught:
@@ -133,6 +140,10 @@ def _uneven(values: int, ids: int) -> rp.Logprobs:
     return rp.Logprobs(values=[-1.0] * values, token_ids=range(ids))
 
 
+def _ranked(ids: int, ranks: list[int]) -> rp.Logprobs:
+    return rp.Logprobs(values=[-1.0] * ids, token_ids=range(ids), ranks=ranks)
+
+
 @pytest.mark.parametrize(
     ("record", "fields"),
     [
@@ -143,6 +154,22 @@ def _uneven(values: int, ids: int) -> rp.Logprobs:
         (make.record(sampling_mask=rp.SamplingMask(logprobs=[-1.0])), ["record.sampling_mask"]),
         (make.record(speculative=rp.SpeculativeState(topk_p=[0.5])), ["record.speculative.topk_p"]),
         (make.record(speculative=rp.SpeculativeState(topk_index=[1, 2])), ["record.speculative.topk_p"]),
+        (rp.HandoffRecord(tokens=[rp.SampledToken()]), ["record.tokens[0].token_id"]),
+        (rp.HandoffRecord(tokens=[Token(), rp.SampledToken(logprob=-1.0)]), ["record.tokens[1].token_id"]),
+        (make.record(Token(rank=0)), ["record.tokens[0].rank"]),
+        (make.record(Token(top_logprobs=_ranked(3, [1, 2]))), ["record.tokens[0].top_logprobs.ranks"]),
+        (make.record(Token(top_logprobs=_ranked(0, [1]))), ["record.tokens[0].top_logprobs.ranks"]),
+        (make.record(Token(token_ids_logprobs=_ranked(2, [1, 0]))), ["record.tokens[0].token_ids_logprobs.ranks"]),
+        (make.record(engine_state=rp.EngineState(data=b"x")), ["record.engine_state.type"]),
+        (make.record(engine_state=rp.EngineState(type="t" * 65)), ["record.engine_state.type"]),
+        (make.record(engine_state=rp.EngineState(type="a b")), ["record.engine_state.type"]),
+        (make.record(engine_state=rp.EngineState(type="\u00e9")), ["record.engine_state.type"]),
+        (rp.HandoffRecord(engine_state=rp.EngineState()), ["record.engine_state.type"]),
+        (make.record(traceparent=""), ["record.traceparent"]),
+        (make.record(traceparent=TRACE[:-1]), ["record.traceparent"]),
+        (make.record(traceparent=TRACE.upper()), ["record.traceparent"]),
+        (make.record(traceparent=f"{TRACE}-".ljust(65, "x")), ["record.traceparent"]),
+        (rp.HandoffRecord(prompt_tokens=1, traceparent=TRACE), ["record.tokens"]),
         (make.record(finish_reason=0), ["record.finish_reason"]),
         (make.record(finish_reason=77), ["record.finish_reason"]),
     ],
@@ -176,6 +203,7 @@ NEGATIVES = [-1, -2, -(2**31), -(2**31) + 1, -128, -129, -(2**20)]
         "tokens[1].top_logprobs.token_ids",
         "tokens[1].token_ids_logprobs.token_ids",
         "sampling_mask.token_ids",
+        "speculative.draft_token_ids",
     ],
 )
 def test_negative_ids_are_found_wherever_they_are(where: str, token_id: int) -> None:
@@ -187,10 +215,15 @@ def test_negative_ids_are_found_wherever_they_are(where: str, token_id: int) -> 
             token_ids_logprobs=ids if "token_ids_logprobs" in where else None,
         ),
         sampling_mask=rp.SamplingMask(token_ids=[token_id]) if "mask" in where else None,
+        engine_state=rp.EngineState(type="x", data=b"\xff" * 12),
     )
+    if "draft" in where:
+        hidden = make.tensor(rp.DATA_TYPE_UINT8, [24], bytes(24))
+        record.speculative.CopyFrom(rp.SpeculativeState(hidden_states=hidden, draft_token_ids=[1, token_id]))
     assert violated(record) == [f"record.{where}"]
 
 
+@settings(deadline=None)
 @given(records(), st.integers(-(2**31), -1), st.data())
 def test_a_negative_id_among_whatever_else_is_found(
     record: rp.HandoffRecord, token_id: int, data: st.DataObject
@@ -200,6 +233,7 @@ def test_a_negative_id_among_whatever_else_is_found(
     for index, token in enumerate(record.tokens):
         lists.append((f"tokens[{index}].top_logprobs.token_ids", token.top_logprobs.token_ids))
         lists.append((f"tokens[{index}].token_ids_logprobs.token_ids", token.token_ids_logprobs.token_ids))
+    lists.append(("speculative.draft_token_ids", record.speculative.draft_token_ids))
     full = [(name, ids) for name, ids in lists if ids]
     name, ids = data.draw(st.sampled_from([*full, ("tokens[0].token_id", None)]))
     if ids is None:
@@ -209,6 +243,7 @@ def test_a_negative_id_among_whatever_else_is_found(
     assert violated(record) == [f"record.{name}"]
 
 
+@settings(deadline=None)
 @given(st.integers(-(2**31), -1))
 def test_any_negative_id_is_found(token_id: int) -> None:
     assert violated(make.record(Token(token_id=token_id))) == ["record.tokens[0].token_id"]
@@ -226,6 +261,28 @@ def test_ids_that_end_like_a_negative_one_on_the_wire_are_legal(token_id: int) -
 def test_negative_indices_of_the_speculative_part_are_values() -> None:
     state = rp.SpeculativeState(topk_p=[0.5], topk_index=[-1], dsa_topk_indices=[-1, -(2**31)])
     assert measure(make.record(speculative=state), LAYOUT)
+
+
+def test_an_engine_state_needs_no_token() -> None:
+    record = rp.HandoffRecord(engine_state=rp.EngineState(type="vllm/NixlConnector;v=1", data=bytes(12)))
+    draft = measure(record, LAYOUT)
+    assert (draft.widths[0], draft.widths[8]) == (0, 12)
+    refused = refusal(record, Layout(Limits()))  # switched off
+    assert (refused.reason, refused.metadata["field"]) == ("FIELD_OVERFLOW", "engine_state_bytes")
+
+
+def test_parts_of_engines_share_the_room_of_others_where_there_is_no_engine_state() -> None:
+    layout = Layout(Limits())
+    ranked = _ranked(128, [200_000] * 128)
+    tokens = [Token(token_id=150_000, rank=7, top_logprobs=ranked, token_ids_logprobs=ranked)] * 8
+    state = rp.SpeculativeState(draft_token_ids=[150_000] * 16)
+    record = make.record(*tokens, speculative=state, prompt_tokens=100_000, traceparent=TRACE)
+    assert measure(record, layout).image == record.SerializeToString()
+    record = largest(Limits())
+    assert measure(record, layout)
+    for token in record.tokens:
+        token.top_logprobs.ranks.extend([1] * 128)
+    assert violated_in(record, layout) == ["record"]
 
 
 def test_a_sampling_mask_needs_no_logprobs() -> None:

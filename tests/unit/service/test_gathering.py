@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from pd_handoff.v1 import metadata_store_pb2 as pb
 from pd_handoff_server import refusal
-from pd_handoff_server.rpc.call import Call
-from pd_handoff_server.rpc.gathering import Gathering
+from pd_handoff_server.handlers.batch import Gathering
+from pd_handoff_server.handlers.call import Call, StatedCall
+from pd_handoff_server.handlers.send_budget import Unread
 
 
 class Parked:
@@ -39,9 +40,9 @@ def read(data: bytes) -> list[str]:
 
 def gather(count: int, one: Callable[[int, Any], Any], done: Callable[[Any], None], **more: Any) -> tuple[Any, Any]:
     """Run so many items; returns the Gathering and what `run` answered."""
-    gathering = Gathering(count, done, more.pop("refused", lambda refused: None), **more)
+    gathering = Gathering(count, done, more.pop("refused", lambda refused, error: None), **more)
     return gathering, gathering.run(
-        range(count), lambda item, call, slot, where: one(item, slot), Call(), nullcontext()
+        range(count), lambda item, call, slot, where: one(item, slot), StatedCall(), nullcontext()
     )
 
 
@@ -58,7 +59,7 @@ def test_answers_at_once_are_one_answer_in_order() -> None:
 
     noted: list[str] = []
     told: list[Any] = []
-    _, answer = gather(3, one, never, note=noted.append, refused=told.append)
+    _, answer = gather(3, one, never, note=noted.append, refused=lambda refused, error: told.append(refused))
     assert [refused.reason for refused in told] == ["RECORD_IMMUTABLE"]
     assert read(answer) == ["epoch 0", "error", "epoch 2"]
     assert noted == ["OK", "RECORD_IMMUTABLE", "OK"]
@@ -139,7 +140,7 @@ def test_races_between_completions_and_cancel(cancel: bool) -> None:
             for number in numbers:
                 slots[number](response(number))
 
-        gathering = Gathering(8, answers.append, lambda refused: None)
+        gathering = Gathering(8, answers.append, lambda refused, error: None)
 
         def give_up(gathering: Gathering = gathering, ready: threading.Barrier = ready) -> None:
             ready.wait()
@@ -156,7 +157,7 @@ def test_races_between_completions_and_cancel(cancel: bool) -> None:
             threads.append(threading.Thread(target=give_up))
         for thread in threads:
             thread.start()
-        answer = gathering.run(range(8), one, Call(), nullcontext())
+        answer = gathering.run(range(8), one, StatedCall(), nullcontext())
         for thread in threads:
             thread.join(60)
             assert not thread.is_alive()
@@ -169,3 +170,23 @@ def test_races_between_completions_and_cancel(cancel: bool) -> None:
         else:
             assert len(answers) == 1
         assert all(read(each) == whole for each in answers)
+
+
+def test_answers_kept_while_others_are_missing_count_as_unread() -> None:
+    """Those that were there at once, and those that came later; no more once the batch is whole or given up."""
+    unread, call = Unread(1 << 20), StatedCall()
+    slots: list[Any] = []
+    answers: list[bytes] = []
+
+    def one(item: int, call: Call, slot: Any, where: Any) -> Any:
+        slots.append(slot)
+        return response(item) if item == 0 else Parked()
+
+    gathering = Gathering(3, answers.append, lambda refused, error: None, unread=unread)
+    assert gathering.run(range(3), one, call, nullcontext()) is gathering
+    at_once = unread.held
+    assert at_once >= len(response(0))
+    slots[2](response(2))
+    assert unread.held == at_once + len(response(2))
+    slots[1](response(1))
+    assert [read(each) for each in answers] == [["epoch 0", "epoch 1", "epoch 2"]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pd_handoff_server.heap import Watch
+from pd_handoff_server.process.heap import Watch
 
 MIB = 1 << 20
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from pd_handoff_server import memory
 from pd_handoff_server.arena.layout import Layout, Limits
-from pd_handoff_server.memory import ArenaTooLargeError, available, check_fits, human
+from pd_handoff_server.process import memory
+from pd_handoff_server.process.memory import ArenaTooLargeError, available, check_fits, human
 
 LAYOUT = Layout(Limits())
 

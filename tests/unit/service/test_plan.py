@@ -10,10 +10,10 @@ import pytest
 from pd_handoff_server import config
 from pd_handoff_server.arena.layout import WIDTHS, Layout
 from pd_handoff_server.build import build_store
+from pd_handoff_server.handlers.capabilities import Describer
 from pd_handoff_server.lifecycle import Spec
-from pd_handoff_server.memory import human
 from pd_handoff_server.plan import HANDOFF_BYTES, OUTCOME_BYTES, PROCESS_BYTES, plan_main
-from pd_handoff_server.rpc.capabilities import Describer
+from pd_handoff_server.process.memory import human
 
 from tests.support.clock import FakeClock
 
@@ -135,7 +135,7 @@ def test_what_is_told_of_a_hand_off_is_what_it_takes() -> None:
         (["--slots", "0"], "--slots"),
         (["--max-top-logprobs", "x"], "--max-top-logprobs"),
         (["--hidden-size", str(1 << 40)], "--max-hidden-state-bytes"),
-        (["--slotz", "3"], "--slotz 3; see --help"),
+        (["--slotz", "3"], "--slotz 3; did you mean --slots?; see --help"),
         (["--hidden-dtype", "int8"], "--hidden-dtype"),
     ],
     ids=str,

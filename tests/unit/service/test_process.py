@@ -6,14 +6,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.support.waits import patient
+
 _PROGRAM = """
-from pd_handoff_server import process
-process.prepare()
+from pd_handoff_server.process import runtime
+runtime.prepare()
 import structlog.dev, structlog.tracebacks
 assert "rich" not in sys.modules
 import rich
 assert rich.__file__.startswith({directory!r}), rich.__file__
-process.prepare()
+runtime.prepare()
 assert rich.__name__ == "rich"
 """
 
@@ -22,5 +24,7 @@ def test_the_log_does_without_rich_and_others_may_have_it(tmp_path: Path) -> Non
     (tmp_path / "rich").mkdir()
     (tmp_path / "rich" / "__init__.py").touch()
     program = f"import sys; sys.path.insert(0, {str(tmp_path)!r})" + _PROGRAM.format(directory=str(tmp_path))
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=patient(60), check=False
+    )
     assert done.returncode == 0, done.stderr

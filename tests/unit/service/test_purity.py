@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from tests.support.waits import patient
+
 WATCHED = ("torch", "numpy", "grpc", "google.protobuf", "pd_handoff.v1", "asyncio", "structlog")
 
 _PROGRAM = """
@@ -20,7 +22,11 @@ json.dump([name for name in sys.argv[2:] if name in sys.modules], sys.stdout)
 def brought_along(module: str) -> list[str]:
     """Which of WATCHED a fresh interpreter has loaded after importing this module."""
     done = subprocess.run(
-        [sys.executable, "-c", _PROGRAM, module, *WATCHED], capture_output=True, text=True, timeout=100, check=True
+        [sys.executable, "-c", _PROGRAM, module, *WATCHED],
+        capture_output=True,
+        text=True,
+        timeout=patient(100),
+        check=True,
     )
     found: list[str] = json.loads(done.stdout)
     return found
@@ -33,11 +39,10 @@ def brought_along(module: str) -> list[str]:
         ("pd_handoff_server.lifecycle.machine", set()),
         ("pd_handoff_server.refusal", set()),
         ("pd_handoff_server.arena.layout", set()),
-        ("pd_handoff_server.memory", set()),
+        ("pd_handoff_server.process.memory", set()),
         ("pd_handoff_server.config", set()),
         ("pd_handoff_server.plan", set()),
-        ("pd_handoff_server.arena.draft", {"google.protobuf", "pd_handoff.v1"}),
-        ("pd_handoff_server.arena.columns", {"google.protobuf", "pd_handoff.v1", "numpy"}),
+        ("pd_handoff_server.arena.packed_record", {"google.protobuf", "pd_handoff.v1"}),
     ],
 )
 def test_imports(module: str, allowed: set[str]) -> None:

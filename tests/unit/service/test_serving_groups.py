@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 from grpc._cython import cygrpc  # type: ignore[attr-defined]
-from pd_handoff_server.rpc.fast import internals
-from pd_handoff_server.rpc.fast.internals import Loop, Tag
+from pd_handoff_server.transport.serving_thread import grpc_internals
+from pd_handoff_server.transport.serving_thread.grpc_internals import Loop, Tag
 
-MOST = internals._MOST
+MOST = grpc_internals._MOST
 NOTHING = SimpleNamespace(tag=None, completion_type=cygrpc.CompletionType.queue_timeout, success=False)
 
 
@@ -127,12 +127,12 @@ def test_a_group_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_other_events_do_not_keep_it_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     noted: list[Any] = []
-    serve([Message(1, noted), *(Other(noted) for _ in range(3 * internals._LOOKS))], monkeypatch)
-    assert noted.index(("send", 1)) <= internals._LOOKS + 1
+    serve([Message(1, noted), *(Other(noted) for _ in range(3 * grpc_internals._LOOKS))], monkeypatch)
+    assert noted.index(("send", 1)) <= grpc_internals._LOOKS + 1
 
 
 def test_long_work_is_answered_in_between(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(internals, "_STRETCH", -1)
+    monkeypatch.setattr(grpc_internals, "_STRETCH", -1)
     noted: list[Any] = []
     serve([Message(number, noted) for number in range(3)], monkeypatch)
     assert noted == [(what, number) for number in range(3) for what in ("carry out", "send")]

@@ -15,10 +15,12 @@ from pd_handoff_server.lifecycle import Handoff, Lifecycle, Observer, Policy, Sp
 from pd_handoff_server.lifecycle.model import watchers
 from pd_handoff_server.refusal import Refusal
 from pd_handoff_server.store.embedded import EmbeddedStore
-from pd_handoff_server.store.interface import Reading
+from pd_handoff_server.store.interface import Query, Reading, Reserved
 
 from tests.support import records as make
 from tests.support.clock import FakeClock
+from tests.support.lives import live
+from tests.support.waits import at_once
 
 from .strategies import SMALL
 
@@ -41,19 +43,20 @@ class Store:
         self.completed: list[Any] = []
 
     def reserve(self, key: tuple[str, int, int] = ROOM, owner: str = "o", wait: int = 0) -> Any:
-        """A Reserve."""
-        return self.core.reserve(Spec(key, owner), wait, self.completed.append)
+        """A Reserve; the hand-off behind the answer, if it was granted at once."""
+        answer = self.core.reserve(Spec(key, owner), wait, self.completed.append)
+        return live(self.lifecycle, answer) if isinstance(answer, Reserved) else answer
 
     def publish(self, key: tuple[str, int, int] = ROOM) -> Handoff:
         """Reserve and put."""
         handoff = self.reserve(key)
         assert isinstance(handoff, Handoff)
-        self.core.put(key, handoff.token, make.full())
+        self.core.put(key, handoff.token, make.full(), at_once)
         return handoff
 
     def get(self, key: tuple[str, int, int] = ROOM, wait: int = 0) -> Any:
         """A consuming Get."""
-        return self.core.get(key, 0, "r", True, wait, self.completed.append)
+        return self.core.get(Query(key, 0, "r", True), wait, self.completed.append)
 
     def damage(self, handoff: Handoff) -> None:
         """Flip a bit of its record."""
@@ -89,7 +92,7 @@ def test_damage_is_told_alike_to_all_who_come_later() -> None:
     handoff = store.publish()
     store.damage(handoff)
     first = refusal_of(store.get)
-    for again in (refusal_of(store.get), refusal_of(lambda: store.core.put(ROOM, handoff.token, make.full()))):
+    for again in (refusal_of(store.get), refusal_of(lambda: store.core.put(ROOM, handoff.token, make.full(), at_once))):
         assert (again.reason, again.metadata, again.message) == (first.reason, first.metadata, first.message)
 
 
@@ -97,7 +100,7 @@ def test_damage_found_by_a_repeated_put_is_no_success() -> None:
     store = Store()
     handoff = store.publish()
     store.damage(handoff)
-    assert refusal_of(lambda: store.core.put(ROOM, handoff.token, make.full())).reason == "HANDOFF_ABORTED"
+    assert refusal_of(lambda: store.core.put(ROOM, handoff.token, make.full(), at_once)).reason == "HANDOFF_ABORTED"
 
 
 def test_a_neighbour_of_a_damaged_row_is_read() -> None:
@@ -123,10 +126,10 @@ def test_observers_are_told_who_reads_again() -> None:
 
     store = Store(watch=Watch())
     handoff = store.core.reserve(Spec(ROOM, "o", expected_readers=2), 0, store.completed.append)
-    assert isinstance(handoff, Handoff)
-    store.core.put(ROOM, handoff.token, make.full())
+    assert isinstance(handoff, Reserved)
+    store.core.put(ROOM, handoff.token, make.full(), at_once)
     for reader in ("a", "a", "b", "b", "c"):
-        store.core.get(ROOM, 0, reader, True, 0, store.completed.append)
+        store.core.get(Query(ROOM, 0, reader, True), 0, store.completed.append)
     assert told == [(b"a", False), (b"a", True), (b"b", False), (b"b", True), (b"c", True)]
 
 
@@ -139,10 +142,10 @@ def test_completions_run_outside_the_lock_and_may_call_the_store() -> None:
 
     def done(result: Any) -> None:
         seen.append(result)
-        seen.append(store.core.get(ROOM, 0, "nested", False, 0, seen.append))
-        store.core.release(ROOM, b"", "nested")
+        seen.append(store.core.get(Query(ROOM, 0, "nested", False), 0, seen.append))
+        store.core.release(ROOM, b"", "nested", at_once)
 
-    store.core.get(ROOM, 0, "r", True, SECOND, done)
+    store.core.get(Query(ROOM, 0, "r", True), SECOND, done)
     store.publish()
     assert [type(result) for result in seen] == [Reading, Reading]
     assert store.core.waiting == 0
@@ -151,7 +154,7 @@ def test_completions_run_outside_the_lock_and_may_call_the_store() -> None:
 def test_each_of_many_waiting_readers_is_answered_once_whichever_threads_come() -> None:
     store = Store(1)
     answers: list[list[Any]] = [[] for _ in range(200)]
-    parked = [store.core.get(ROOM, 0, str(n), False, SECOND, answers[n].append) for n in range(200)]
+    parked = [store.core.get(Query(ROOM, 0, str(n), False), SECOND, answers[n].append) for n in range(200)]
     cancelled = [False] * 200
     start = threading.Barrier(3)
 
@@ -258,12 +261,12 @@ def test_looking_changes_nothing() -> None:
     store = Store()
     handoff = store.publish()
     deadline, readers = handoff.deadline, set(handoff.readers)
-    sight, image = store.core.look_at(ROOM, True)
+    sight, image = store.core.look_at(ROOM, True, at_once)
     assert image == make.full().SerializeToString()
-    assert sight.entry is handoff
+    assert (sight.key, sight.state, sight.slot) == (handoff.key, "PUBLISHED", handoff.slot)
     assert sight.widths == store.arena.widths(handoff.slot)
-    sights, more = store.core.look(None, frozenset({"PUBLISHED"}), 0, 10)
-    assert [each.entry for each in sights] == [handoff]
+    sights, more = store.core.look(None, frozenset({"PUBLISHED"}), 0, 10, at_once)
+    assert sights == [sight]
     assert more == 0
     assert (handoff.deadline, handoff.readers) == (deadline, readers)
     assert handoff.state.value == "PUBLISHED"
@@ -272,10 +275,10 @@ def test_looking_changes_nothing() -> None:
 def test_contents_are_shown_only_when_asked_for() -> None:
     store = Store()
     store.publish()
-    assert store.core.look_at(ROOM, False)[1] is None
+    assert store.core.look_at(ROOM, False, at_once)[1] is None
     store.reserve(OTHER)
-    assert store.core.look_at(OTHER, True)[1] is None
-    assert refusal_of(lambda: store.core.look_at(("", 99, 0), True)).reason == "HANDOFF_NOT_FOUND"
+    assert store.core.look_at(OTHER, True, at_once)[1] is None
+    assert refusal_of(lambda: store.core.look_at(("", 99, 0), True, at_once)).reason == "HANDOFF_NOT_FOUND"
 
 
 def test_a_wait_that_is_over_holds_nothing_of_its_call() -> None:
@@ -306,7 +309,7 @@ def test_a_wait_that_is_over_holds_nothing_of_its_call() -> None:
         store.core.tick()
 
     for over in (lambda parked: parked.cancel(), run_out):
-        wait(lambda caller: store.core.get(wanted, 0, "r", True, 10 * SECOND, caller), over)
+        wait(lambda caller: store.core.get(Query(wanted, 0, "r", True), 10 * SECOND, caller), over)
         wait(lambda caller: store.core.put_reserving(Spec(wanted, "b"), make.full(), 10 * SECOND, caller), over)
     assert store.core.waiting == 0
     assert all(getattr(entry[2], "draft", None) is None for entry in store.core._waiting.deadlines._heap)

@@ -7,18 +7,18 @@ from contextlib import nullcontext
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pd_handoff_server.arena.arena import Arena
 from pd_handoff_server.arena.layout import Layout
 from pd_handoff_server.lifecycle import Handoff, Lifecycle, Policy, Quotas, Spec, TokenMint
 from pd_handoff_server.refusal import Refusal
 from pd_handoff_server.store.embedded import EmbeddedStore
-from pd_handoff_server.store.interface import Reading
+from pd_handoff_server.store.interface import Published, Query, Reading, Reserved
 
 from tests.support import records as make
 from tests.support.clock import FakeClock
-from tests.support.waits import PATIENCE
+from tests.support.waits import PATIENCE, at_once
 
 from .strategies import SMALL
 
@@ -47,7 +47,7 @@ class Store:
 
     def get(self, key: Key, wait: int = 600 * SECOND, reader: str = "r") -> Any:
         """A consuming Get."""
-        return self.core.get(key, 0, reader, True, wait, lambda result: self.told.append((key, plain(result))))
+        return self.core.get(Query(key, 0, reader, True), wait, lambda result: self.told.append((key, plain(result))))
 
     def put(self, key: Key, owner: str = "o", wait: int = 0, attempt: int = 0, ids: int = 1) -> Any:
         """A Put that reserves."""
@@ -61,7 +61,7 @@ class Store:
 
     def release(self, key: Key) -> int:
         """A reader gives its claim up."""
-        self.core.release(key, b"", "r")
+        self.core.release(key, b"", "r", at_once)
         return 0
 
 
@@ -70,11 +70,11 @@ def plain(result: Any) -> Any:
     if isinstance(result, Refusal):
         return result.reason, sorted(result.metadata.items())
     if isinstance(result, Reading):
-        return "read", result.image, result.handoff.attempt
+        return "read", result.image, result.attempt
+    if isinstance(result, Reserved | Published | int):
+        return result
     if isinstance(result, Handoff):
-        return "reserved", result.key, result.owner, result.slot, result.generation
-    if isinstance(result, int):
-        return "put", result
+        return "live", result.key, result.owner, result.slot, result.generation
     return "parked"
 
 
@@ -111,6 +111,7 @@ def state(store: Store) -> Any:
     return live, ended, store.core.census(), store.lifecycle.quotas.held
 
 
+@settings(deadline=None)
 @given(st.lists(calls, max_size=6), st.lists(calls, min_size=1, max_size=8))
 def test_each_call_comes_to_what_it_would_alone(before: list[Any], batch: list[Any]) -> None:
     found = []
@@ -145,7 +146,7 @@ def test_whoever_waited_is_told_after_the_commit_and_outside_the_lock() -> None:
         thread.join(PATIENCE)  # it needs the lock
 
     for room in range(2):
-        store.core.get(("", room, 0), 0, "r", True, 600 * SECOND, told)
+        store.core.get(Query(("", room, 0), 0, "r", True), 600 * SECOND, told)
     before = store.commits
     with store.core.together():
         store.put(("", 0, 0))
@@ -157,7 +158,7 @@ def test_whoever_waited_is_told_after_the_commit_and_outside_the_lock() -> None:
 def test_a_call_refused_among_them_changes_nothing_for_the_others() -> None:
     store = Store(2)
     with store.core.together():
-        assert outcome(lambda: store.put(("", 0, 0)))[0] == "put"
+        assert isinstance(outcome(lambda: store.put(("", 0, 0))), Published)
         assert outcome(lambda: store.put(("", 0, 0), ids=2))[0] == "RECORD_IMMUTABLE"
         assert outcome(lambda: store.get(("", 0, 0), 0))[0] == "read"
 
@@ -234,7 +235,7 @@ def test_nobody_is_told_of_a_change_of_another_thread_before_that_is_committed()
         threads[0].start()
         assert committing.wait(PATIENCE)
 
-    store.core.get(("", 0, 0), 0, "r", True, 600 * SECOND, first)
+    store.core.get(Query(("", 0, 0), 0, "r", True), 600 * SECOND, first)
     store.get(("", 1, 0))
     store.put(("", 0, 0))  # tells `first`, during which another thread answers the other reader
     assert store.told == []

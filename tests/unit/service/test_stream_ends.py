@@ -7,9 +7,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from pd_handoff_server.rpc.fast import internals
-from pd_handoff_server.rpc.fast.stream import Stream
-from pd_handoff_server.rpc.unread import Unread
+from pd_handoff_server.handlers.send_budget import Unread
+from pd_handoff_server.transport.serving_thread import grpc_internals
+from pd_handoff_server.transport.serving_thread.stream import Stream
 
 
 class Session:
@@ -55,8 +55,8 @@ def test_a_stream_that_is_cut_off_while_its_requests_wait_is_let_go(
 ) -> None:
     started: list[Any] = []
     for name in ("initial_and_receive", "receive", "send", "send_and_receive", "watch"):
-        monkeypatch.setattr(internals, f"start_{name}", lambda *_, name=name: started.append(name))
-    monkeypatch.setattr(internals, "start_status", lambda *_, **__: started.append("status"))
+        monkeypatch.setattr(grpc_internals, f"start_{name}", lambda *_, name=name: started.append(name))
+    monkeypatch.setattr(grpc_internals, "start_status", lambda *_, **__: started.append("status"))
     unread, streams = Unread(), set[Any]()
     front = SimpleNamespace(lock=unread.lock, unread=unread, streams=streams, refused=None)
     stream = Entered(front, SimpleNamespace(call=None))  # type: ignore[arg-type]

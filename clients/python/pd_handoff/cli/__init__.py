@@ -19,8 +19,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             return serve.run(arguments[0], arguments[1:])
         # gRPC takes a while to load, and `serve` sets up its own process before it does.
         from pd_handoff.cli import arguments as parsing  # noqa: PLC0415
-        from pd_handoff.cli import commands  # noqa: PLC0415
+        from pd_handoff.cli import commands, usage  # noqa: PLC0415
 
+        usage.check_variables()
         return commands.run(parsing.parse(arguments))
     except BrokenPipeError:
         # The reader of our output left (`| head`): nothing more to say, and nothing to flush at exit.

@@ -6,10 +6,9 @@ import argparse
 import os
 from collections.abc import Sequence
 
-from pd_handoff import _channel
+from pd_handoff._transport import channel
 from pd_handoff._version import __version__
-from pd_handoff.admin import HandoffState
-from pd_handoff.cli import usage
+from pd_handoff.cli import completion, doctor, hello, protos, top, usage, watching
 from pd_handoff.cli.exits import EXPLAINED
 from pd_handoff.model import WIDTH_NAMES
 
@@ -23,10 +22,11 @@ the strings "NaN", "Infinity", "-Infinity")."""
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """Parses everything but `serve` and `plan`. Exits with 2 on wrong usage."""
-    return usage.parse(_parser(), argv)
+    return usage.parse(parser(), argv)
 
 
-def _parser() -> usage.Parser:
+def parser() -> usage.Parser:
+    """The whole command line."""
     parser = usage.Parser(
         prog="pd-handoff",
         description=_DESCRIPTION,
@@ -37,32 +37,47 @@ def _parser() -> usage.Parser:
     parser.add_argument("--version", action="version", version=f"pd-handoff {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     commands.add_parser("serve", help="run a store (own --help)", add_help=False)
+    hello.add(_command(commands, "hello", hello.HELP, hello.DESCRIPTION))
     _capabilities(_command(commands, "capabilities", "show what a store takes"))
     _reserve(_command(commands, "reserve", "claim a slot before the prefill; the same --owner again renews the lease"))
     _put(_command(commands, "put", "publish a record, under a reservation's --token or in one go"))
     _get(_command(commands, "get", "read a record, waiting for it if asked"))
     _abort(_command(commands, "abort", "end a hand-off for everyone"))
     _release(_command(commands, "release", "give back a reservation, or what a reader no longer needs"))
-    _list(_command(commands, "list", "list what a store knows"))
+    _list(_command(commands, "list", "list what a store knows, once or with --watch again and again"))
+    top.add(_command(commands, "top", top.HELP, top.DESCRIPTION))
+    doctor.add(_command(commands, "doctor", doctor.HELP, doctor.DESCRIPTION), _widths)
+    protos.add(_command(commands, "protos", protos.HELP, local=True))
+    completion.add(_command(commands, "completion", completion.HELP, completion.DESCRIPTION, local=True))
     commands.add_parser("plan", help="compute row and arena bytes before running a store (own --help)", add_help=False)
     return parser
 
 
-def _command(commands: argparse._SubParsersAction[usage.Parser], name: str, text: str) -> argparse.ArgumentParser:
+def _command(
+    commands: argparse._SubParsersAction[usage.Parser],
+    name: str,
+    text: str,
+    description: str | None = None,
+    *,
+    local: bool = False,
+) -> argparse.ArgumentParser:
+    """A command's parser; with the options of a store unless it is `local`."""
     parser = commands.add_parser(
         name,
         help=text,
-        description=text[0].upper() + text[1:] + ".",
+        description=description or text[0].upper() + text[1:] + ".",
         epilog=EXPLAINED,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("--json", action="store_true", help="JSON on stdout; errors as JSON on stderr")
+    if local:
+        return parser
     store = parser.add_argument_group("store")
     store.add_argument(
         "--target",
-        default=os.environ.get("PD_HANDOFF_TARGET") or _channel.DEFAULT_TARGET,
-        help=f"host:port or unix:PATH (PD_HANDOFF_TARGET; default {_channel.DEFAULT_TARGET})",
+        default=os.environ.get("PD_HANDOFF_TARGET") or channel.DEFAULT_TARGET,
+        help=f"host:port or unix:PATH (PD_HANDOFF_TARGET; default {channel.DEFAULT_TARGET})",
     )
     store.add_argument(
         "--timeout", type=float, default=5.0, metavar="SECONDS", help="for the call, on top of its --wait (default 5)"
@@ -136,6 +151,20 @@ def _widths(parser: argparse.ArgumentParser, title: str) -> None:
     group.description = " ".join(f"[--{name.replace('_', '-')} N]" for name in WIDTH_NAMES)
 
 
+def digest(text: str) -> bytes:
+    try:
+        value = bytes.fromhex(text)
+    except ValueError:
+        value = b""
+    if not 1 <= len(value) <= 32:
+        raise argparse.ArgumentTypeError(f"must be 1 to 32 bytes as hex, not {text!r}")
+    return value
+
+
+def _digest(parser: argparse.ArgumentParser, text: str) -> None:
+    parser.add_argument("--request-digest", type=digest, metavar="HEX", help=text)
+
+
 def _reservation(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--owner", help="idempotency key of the reservation (default: made up, and printed)")
     parser.add_argument(
@@ -148,6 +177,7 @@ def _reservation(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--wait", type=float, metavar="SECONDS", help="for a free slot (default: not at all)")
     parser.add_argument("--instance-id", help="names the prefill process across its restarts")
     parser.add_argument("--epoch", type=int, help="grows at each start of that process")
+    _digest(parser, "of the request; a get that states another one is refused")
     _widths(parser, "what the record will need, refused at once when it cannot fit")
 
 
@@ -176,6 +206,7 @@ def _get(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--consume", action="store_true", help="count as this reader's consumption")
     parser.add_argument("--reader", metavar="ID", help="who reads (default: made up)")
     parser.add_argument("--store-epoch", metavar="EPOCH", help="refuse if the store came back empty since")
+    _digest(parser, "of the request; refuse a record that was reserved with another one")
     parser.add_argument("--output", metavar="FILE", help="write the record's JSON there; - is stdout, and nothing else")
 
 
@@ -198,12 +229,4 @@ def _release(parser: argparse.ArgumentParser) -> None:
 
 def _list(parser: argparse.ArgumentParser) -> None:
     _namespace(parser, otherwise=None)
-    parser.add_argument(
-        "--state",
-        action="append",
-        default=[],
-        type=str.upper,
-        choices=[state.name for state in HandoffState if state],
-        help="only these; repeatable (default: all live ones)",
-    )
-    parser.add_argument("--limit", type=int, default=1000, metavar="N", help="at most (default 1000)")
+    watching.add(parser)

@@ -6,64 +6,30 @@ import argparse
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from pd_handoff import _bearer
-from pd_handoff._channel import tls_credentials
-from pd_handoff.admin import HandoffState
-from pd_handoff.cli import exits, output
+from pd_handoff.cli import completion, connect, doctor, exits, hello, output, protos, top, watching
 from pd_handoff.cli.summary import record_lines
 from pd_handoff.client import AdminClient, DecodeClient, PrefillClient
 from pd_handoff.errors import HandoffError, invalid_request
 from pd_handoff.model import WIDTH_NAMES, Failure, Key, Reservation, Widths
 from pd_handoff.record import Record
-from pd_handoff.retries import Retries
-
-ClientT = TypeVar("ClientT", PrefillClient, DecodeClient, AdminClient)
 
 
 def run(args: argparse.Namespace) -> int:
     """Carries out one command and returns its exit code."""
     try:
-        _COMMANDS[args.command](args)
+        return _COMMANDS[args.command](args) or exits.OK
     except HandoffError as error:
-        return exits.report(error, args.json)
+        return exits.report(connect.explained(error, args), args.json, bool(getattr(args, "wait", None)))
     except (OSError, ValueError) as error:  # a file, a setting
         if isinstance(error, BrokenPipeError):
             raise
         return exits.usage(str(error), args.json)
-    return exits.OK
-
-
-def _client(kind: type[ClientT], args: argparse.Namespace, **options: Any) -> ClientT:
-    return kind(
-        args.target,
-        namespace=getattr(args, "namespace", None) or "",
-        timeout=args.timeout,
-        retries=Retries(total_seconds=args.retry),
-        credentials=_credentials(args),
-        token=_bearer.token_in(args.bearer_file) if args.bearer_file else None,
-        insecure_token=args.insecure_token or _bearer.says_yes("PD_HANDOFF_INSECURE_TOKEN"),
-        options=[("grpc.ssl_target_name_override", args.tls_name)] if args.tls_name else (),
-        **options,
-    )
-
-
-def _credentials(args: argparse.Namespace) -> Any:
-    if not (args.tls or args.tls_ca or args.tls_cert or args.tls_key):
-        return None
-    if bool(args.tls_cert) != bool(args.tls_key):
-        raise ValueError("--tls-cert and --tls-key go together")
-    pem = {name: Path(path).read_bytes() if path else None for name, path in _tls_files(args).items()}
-    return tls_credentials(**pem)
-
-
-def _tls_files(args: argparse.Namespace) -> dict[str, str | None]:
-    return {"ca": args.tls_ca, "certificate": args.tls_cert, "key": args.tls_key}
 
 
 def _prefill(args: argparse.Namespace) -> PrefillClient:
-    return _client(
+    return connect.client(
         PrefillClient, args, instance_id=getattr(args, "instance_id", None), epoch=getattr(args, "epoch", None)
     )
 
@@ -85,6 +51,7 @@ def _reservation_options(args: argparse.Namespace) -> dict[str, Any]:
         "attempt": args.attempt,
         "expected_readers": args.expected_readers,
         "max_wait": args.wait,
+        "request_digest": args.request_digest,
     }
 
 
@@ -104,7 +71,7 @@ def _shown_key(key: Key) -> list[tuple[str, Any]]:
 
 
 def _capabilities(args: argparse.Namespace) -> None:
-    with _client(AdminClient, args) as client:
+    with connect.client(AdminClient, args) as client:
         found = client.capabilities(required=_widths(args))
     if args.json:
         return output.show_json(found)
@@ -157,7 +124,7 @@ def _put(args: argparse.Namespace) -> None:
 
 
 def _get(args: argparse.Namespace) -> None:
-    with _client(DecodeClient, args) as client:
+    with connect.client(DecodeClient, args) as client:
         found = client.get(
             _key(args),
             attempt=args.attempt,
@@ -165,6 +132,7 @@ def _get(args: argparse.Namespace) -> None:
             consume=args.consume,
             reader_id=args.reader,
             expected_store_epoch=args.store_epoch,
+            request_digest=args.request_digest,
         )
     if args.output == "-":
         return print(found.record.to_json())
@@ -200,7 +168,7 @@ def _release(args: argparse.Namespace) -> None:
         with _prefill(args) as prefill:
             prefill.release(_held(args))
     else:
-        with _client(DecodeClient, args) as decode:
+        with connect.client(DecodeClient, args) as decode:
             decode.release(_key(args), reader_id=args.reader)
     if args.json:
         output.show_json({"released": True})
@@ -208,41 +176,17 @@ def _release(args: argparse.Namespace) -> None:
         print("released")
 
 
-def _list(args: argparse.Namespace) -> None:
-    with _client(AdminClient, args) as client:
-        found = client.list_handoffs(
-            namespace=args.namespace, states=[HandoffState[name] for name in args.state], limit=args.limit
-        )
-    if args.json:
-        return output.show_json(found)
-    output.show_table(
-        ("NAMESPACE", "ROOM", "SAMPLE", "ATTEMPT", "STATE", "AGE", "EXPIRES", "SLOT", "READERS", "WAITING", "OWNER"),
-        [
-            (
-                info.key.namespace or "-",
-                info.key.room,
-                info.key.sample,
-                info.attempt,
-                info.state.name,
-                f"{info.age:.1f}",
-                f"{info.expires_in:.1f}",
-                info.slot,
-                f"{info.readers_done}/{info.expected_readers}",
-                info.waiting,
-                info.owner,
-            )
-            for info in found
-        ],
-    )
-    return None
-
-
-_COMMANDS: dict[str, Callable[[argparse.Namespace], None]] = {
+_COMMANDS: dict[str, Callable[[argparse.Namespace], int | None]] = {
     "capabilities": _capabilities,
     "reserve": _reserve,
     "put": _put,
     "get": _get,
     "abort": _abort,
     "release": _release,
-    "list": _list,
+    "list": watching.run,
+    "top": top.run,
+    "doctor": lambda args: doctor.run(args, _widths(args)),
+    "hello": hello.run,
+    "protos": protos.run,
+    "completion": completion.run,
 }

@@ -8,7 +8,9 @@ from typing import Any
 
 from pd_handoff import errors
 
-OK, OTHER, USAGE, OVER_LIMIT, FULL, NOT_THERE, ENDED, CONFLICT, UNAVAILABLE, CREDENTIALS, WRONG_STORE = range(11)
+OK, OTHER, USAGE, OVER_LIMIT, FULL, NOT_THERE, ENDED, CONFLICT, UNAVAILABLE, CREDENTIALS, WRONG_STORE, MISMATCH = range(
+    12
+)
 
 EXPLAINED = """\
 exit codes:
@@ -19,10 +21,11 @@ exit codes:
   4   no free slot, or too many waiting calls: try later, or wait with --wait
   5   not there (yet): nobody knows the hand-off, or its record is not published
   6   ended: aborted, expired, consumed, superseded, or lost by a restart
-  7   conflict: the key or the record belongs to somebody else
+  7   conflict: the key or the record belongs to another owner or request
   8   no answer: the store is unreachable, starting, draining, or too slow; wait for it with --retry
   9   credentials missing, wrong, or not sufficient
   10  the server is no store, or of another version
+  11  something answers there, but with TLS on one side only, a certificate that is refused, or another protocol
   130 interrupted
 """
 
@@ -45,8 +48,10 @@ _CODES: dict[type[errors.HandoffError], int] = {
     errors.StaleReservation: ENDED,
     errors.HandoffExists: CONFLICT,
     errors.RecordImmutable: CONFLICT,
+    errors.RequestMismatch: CONFLICT,
     errors.StoreUnavailable: UNAVAILABLE,
     errors.Draining: UNAVAILABLE,
+    errors.EngineUnreachable: UNAVAILABLE,
     errors.DeadlineExceeded: UNAVAILABLE,
     errors.Unauthenticated: CREDENTIALS,
     errors.PermissionDenied: CREDENTIALS,
@@ -69,21 +74,46 @@ _HINTS: dict[type[errors.HandoffError], str] = {
 }
 
 
+class Mismatch(errors.StoreUnavailable):
+    """Something answers at the address, but not as this client asked. `hint` says what to do."""
+
+    def __init__(self, message: str = "", hint: str = "") -> None:
+        super().__init__(message, reason="MISMATCH")
+        self.hint = hint
+
+
+# The same after a wait was asked for.
+_WAITED: dict[type[errors.HandoffError], str] = {
+    errors.ArenaFull: "`pd-handoff list` shows what holds the slots; more of them: serve --slots",
+    errors.HandoffNotFound: "`pd-handoff list` shows which hand-offs there are",
+    errors.RecordNotReady: "`pd-handoff list` shows whether its prefill has reserved, and when that expires",
+}
+
+
+def hint_of(error: errors.HandoffError, waited: bool = False) -> str | None:
+    """What to do about it."""
+    if isinstance(error, Mismatch):
+        return error.hint
+    return (_WAITED.get(type(error)) if waited else None) or _HINTS.get(type(error))
+
+
 def code_of(error: errors.HandoffError) -> int:
     """The exit code for an error."""
-    return _CODES.get(type(error), OTHER)
+    if isinstance(error, Mismatch):
+        return MISMATCH
+    return next((_CODES[kind] for kind in type(error).__mro__ if kind in _CODES), OTHER)
 
 
-def report(error: errors.HandoffError, as_json: bool) -> int:
-    """Tells it on stderr, in one line or as JSON, and returns the exit code."""
+def report(error: errors.HandoffError, as_json: bool, waited: bool = False) -> int:
+    """Prints it to stderr, in one line or as JSON, and returns the exit code. `waited`: the command had a --wait."""
     if as_json:
-        print(json.dumps({"error": _as_dict(error)}), file=sys.stderr)
+        print(json.dumps({"error": _as_dict(error, waited)}), file=sys.stderr)
         return code_of(error)
     text = " ".join(error.message.split())
     if isinstance(error, errors.HandoffAborted):
         failure = error.failure
         text = f"aborted with HTTP status {failure.http_status}, reason {failure.reason}: {text or 'no message'}"
-    hint = _HINTS.get(type(error))
+    hint = hint_of(error, waited)
     print(f"pd-handoff: {error.reason}: {text}{f' ({hint})' if hint else ''}", file=sys.stderr)
     return code_of(error)
 
@@ -93,7 +123,7 @@ def usage(text: str, as_json: bool) -> int:
     return report(errors.InvalidRequest(text, reason="USAGE"), as_json)
 
 
-def _as_dict(error: errors.HandoffError) -> dict[str, Any]:
+def _as_dict(error: errors.HandoffError, waited: bool) -> dict[str, Any]:
     return {
         "reason": error.reason,
         "code": error.code,
@@ -102,6 +132,6 @@ def _as_dict(error: errors.HandoffError) -> dict[str, Any]:
         "http_status": error.http_status,
         "retry_after": error.retry_after,
         "violations": [violation._asdict() for violation in error.violations],
-        "hint": _HINTS.get(type(error)),
+        "hint": hint_of(error, waited),
         "exit_code": code_of(error),
     }

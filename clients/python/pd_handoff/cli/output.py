@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -79,3 +80,28 @@ def size(count: int) -> str:
         if count >= 1024**power:
             return f"{count} ({count / 1024**power:.1f} {unit})"
     return str(count)
+
+
+def number(value: float) -> str:
+    """A number for people: thousands set apart, a decimal where it is small."""
+    return f"{value:,.0f}" if value >= 100 or float(value).is_integer() else f"{value:,.1f}"
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds for people, in the unit that fits: µs, ms, s, min, h or d."""
+    if seconds is None:
+        return "-"
+    if math.isinf(seconds):
+        return "longer"
+    if seconds <= 0:
+        return "0 s"
+    for limit, factor, unit in ((0.001, 1e6, "µs"), (1.0, 1e3, "ms"), (120, 1, "s"), (7200, 1 / 60, "min")):
+        if seconds < limit:
+            return f"{_short(seconds * factor)} {unit}"
+    if seconds < 172_800:
+        return f"{_short(seconds / 3600)} h"
+    return f"{_short(seconds / 86_400)} d"
+
+
+def _short(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"

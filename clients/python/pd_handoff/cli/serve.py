@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from functools import partial
 from importlib.util import find_spec
@@ -17,9 +18,9 @@ def run(command: str, argv: list[str]) -> int:
             missing = next((part for part in _PARTS if find_spec(part) is None), None)
             if missing is not None:
                 raise ModuleNotFoundError(name=missing)
-            from pd_handoff_server import process  # noqa: PLC0415  # it may not be installed
+            from pd_handoff_server.process import runtime  # noqa: PLC0415  # it may not be installed
 
-            process.prepare()  # before gRPC loads
+            runtime.prepare()  # before gRPC loads
         from pd_handoff_server import app  # noqa: PLC0415  # it may not be installed
 
         if command == "serve":
@@ -39,3 +40,21 @@ def run(command: str, argv: list[str]) -> int:
             file=sys.stderr,
         )
         return 1
+
+
+def parser_of(command: str) -> argparse.ArgumentParser | None:
+    """The parser of `serve` or `plan`, for completion; None for other commands, and without the server."""
+    try:
+        if command == "serve":
+            from pd_handoff_server import config  # noqa: PLC0415  # it may not be installed
+
+            parser = argparse.ArgumentParser(prog="pd-handoff serve")
+            config.add_arguments(parser)
+            return parser
+        if command == "plan":
+            from pd_handoff_server import plan  # noqa: PLC0415  # it may not be installed
+
+            return plan.make_parser()
+    except ModuleNotFoundError:
+        pass
+    return None

@@ -1,1 +1,2 @@
-"""What an inference engine calls. One package an engine; none imports its engine, or torch, before it is used."""
+"""What an inference engine calls. A package per engine with an adapter, a module per engine with a codec alone; none
+imports its engine, or torch, before it is used."""

@@ -32,12 +32,12 @@ class _HandoffStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_HandoffS
     HANDOFF_STATE_UNSPECIFIED: _HandoffState.ValueType  # 0
     """Never sent."""
     HANDOFF_STATE_RESERVED: _HandoffState.ValueType  # 1
-    """Holds a slot; no record yet."""
+    """It holds a slot, and has no record yet."""
     HANDOFF_STATE_PUBLISHED: _HandoffState.ValueType  # 2
     """The record can be read."""
     HANDOFF_STATE_CONSUMED: _HandoffState.ValueType  # 3
-    """All expected readers had it. With a slot it can be read again, for a grace period or until the slot is needed; without
-    one it has been freed and only its outcome is remembered.
+    """All expected readers have consumed it. While it holds a slot, it can be read again: for a grace period, or until
+    the slot is needed. Without a slot, only its outcome is remembered.
     """
     HANDOFF_STATE_ABORTED: _HandoffState.ValueType  # 4
     """Ended by Abort, Release, or a restart of its producer."""
@@ -50,12 +50,12 @@ class HandoffState(_HandoffState, metaclass=_HandoffStateEnumTypeWrapper):
 HANDOFF_STATE_UNSPECIFIED: HandoffState.ValueType  # 0
 """Never sent."""
 HANDOFF_STATE_RESERVED: HandoffState.ValueType  # 1
-"""Holds a slot; no record yet."""
+"""It holds a slot, and has no record yet."""
 HANDOFF_STATE_PUBLISHED: HandoffState.ValueType  # 2
 """The record can be read."""
 HANDOFF_STATE_CONSUMED: HandoffState.ValueType  # 3
-"""All expected readers had it. With a slot it can be read again, for a grace period or until the slot is needed; without
-one it has been freed and only its outcome is remembered.
+"""All expected readers have consumed it. While it holds a slot, it can be read again: for a grace period, or until
+the slot is needed. Without a slot, only its outcome is remembered.
 """
 HANDOFF_STATE_ABORTED: HandoffState.ValueType  # 4
 """Ended by Abort, Release, or a restart of its producer."""
@@ -74,14 +74,14 @@ class ListHandoffsRequest(_message.Message):
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     namespace: _builtins.str
-    """Only this namespace; left out: all. The empty one is a namespace too."""
+    """Only this namespace. When it is left out, all of them. The empty one is a namespace too."""
     page_size: _builtins.int
-    """The most entries to return; 0 means 100, more than 1,000 is granted at 1,000."""
+    """The most entries to return. 0 means 100; more than 1,000 means 1,000."""
     page_token: _builtins.str
-    """From the former answer; empty: from the start. A page may miss what changed between two calls."""
+    """`next_page_token` of the previous answer. Empty: from the start. Changes between two calls may be missed."""
     @_builtins.property
     def states(self) -> _containers.RepeatedScalarFieldContainer[Global___HandoffState.ValueType]:
-        """Only these states; none: all live ones (RESERVED, PUBLISHED, CONSUMED)."""
+        """Only these states. When there is none, all live ones: RESERVED, PUBLISHED and CONSUMED."""
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ class GetHandoffRequest(_message.Message):
     KEY_FIELD_NUMBER: _builtins.int
     INCLUDE_RECORD_FIELD_NUMBER: _builtins.int
     include_record: _builtins.bool
-    """Return the record too, where the store permits it."""
+    """Return the record too, if the store permits it."""
     @_builtins.property
     def key(self) -> _record_pb2.HandoffKey:
         """Which. Required."""
@@ -171,7 +171,7 @@ class GetHandoffResponse(_message.Message):
 
     @_builtins.property
     def record(self) -> _record_pb2.HandoffRecord:
-        """The record, when asked for, permitted and published."""
+        """The record, if it was asked for, is permitted and has been published."""
 
     def __init__(
         self,
@@ -189,7 +189,7 @@ Global___GetHandoffResponse: _TypeAlias = GetHandoffResponse  # noqa: Y015
 
 @_typing.final
 class Handoff(_message.Message):
-    """Handoff is one attempt as the store sees it; never tokens, never contents."""
+    """Handoff is one attempt as the store sees it, without tokens and without the record's contents."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -216,13 +216,13 @@ class Handoff(_message.Message):
     owner: _builtins.str
     """The owner string of its Reserve."""
     slot: _builtins.int
-    """The row it holds; absent when it has ended."""
+    """The slot that it holds. Absent when it has ended."""
     generation: _builtins.int
-    """How often that row has been handed out before."""
+    """How often that slot has been used before."""
     expected_readers: _builtins.int
-    """How many readers it waits for in all."""
+    """How many distinct readers it expects."""
     readers_done: _builtins.int
-    """How many have consumed it."""
+    """How many readers have consumed it."""
     waiting: _builtins.int
     """How many Gets are waiting for its key."""
     @_builtins.property
@@ -235,7 +235,9 @@ class Handoff(_message.Message):
 
     @_builtins.property
     def expires_in(self) -> _duration_pb2.Duration:
-        """Time until the store ends its present state by itself: lease, retention, grace, or memory of the outcome."""
+        """Time until the store itself ends this state: by lease, retention, grace period, or the time that outcomes are
+        remembered.
+        """
 
     @_builtins.property
     def reserved_at(self) -> _timestamp_pb2.Timestamp:
@@ -243,15 +245,15 @@ class Handoff(_message.Message):
 
     @_builtins.property
     def published_at(self) -> _timestamp_pb2.Timestamp:
-        """When it was published; absent before."""
+        """When it was published, by the store's wall clock. Absent before."""
 
     @_builtins.property
     def widths(self) -> _metadata_store_pb2.Widths:
-        """The widths of the record once published; those declared at Reserve before."""
+        """The widths of the published record. Before that, those declared at Reserve."""
 
     @_builtins.property
     def producer(self) -> _metadata_store_pb2.Producer:
-        """Who computes, when the Reserve told."""
+        """The process that computes, if the Reserve named it."""
 
     @_builtins.property
     def failure(self) -> _metadata_store_pb2.Failure:

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class MetadataStoreAdminStub(object):
-    """MetadataStoreAdmin is read only: it takes no slot, renews no lease, counts as no reader and wakes nobody.
+    """MetadataStoreAdmin is read only: it takes no slot, renews no lease, counts as no reader and wakes no waiting call.
     """
 
     def __init__(self, channel):
@@ -48,12 +48,13 @@ class MetadataStoreAdminStub(object):
 
 
 class MetadataStoreAdminServicer(object):
-    """MetadataStoreAdmin is read only: it takes no slot, renews no lease, counts as no reader and wakes nobody.
+    """MetadataStoreAdmin is read only: it takes no slot, renews no lease, counts as no reader and wakes no waiting call.
     """
 
     def ListHandoffs(self, request, context):
-        """ListHandoffs lists what the store knows, live hand-offs first, oldest first. Costs a pass over the listed entries: page
-        through a large store. Errors: INVALID_REQUEST for a bad page token or namespace.
+        """ListHandoffs lists what the store knows, page by page: live hand-offs by slot, then outcomes by their place in
+        memory. An entry keeps its place as long as it exists. Each page costs the same. Errors: INVALID_REQUEST for a bad
+        page token or namespace.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -88,7 +89,7 @@ def add_MetadataStoreAdminServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class MetadataStoreAdmin(object):
-    """MetadataStoreAdmin is read only: it takes no slot, renews no lease, counts as no reader and wakes nobody.
+    """MetadataStoreAdmin is read only: it takes no slot, renews no lease, counts as no reader and wakes no waiting call.
     """
 
     @staticmethod

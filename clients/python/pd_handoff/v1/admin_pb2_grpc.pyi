@@ -27,33 +27,35 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class MetadataStoreAdminStub:
-    """MetadataStoreAdmin is read only: it takes no slot, renews no lease, counts as no reader and wakes nobody."""
+    """MetadataStoreAdmin is read only: it takes no slot, renews no lease, counts as no reader and wakes no waiting call."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> MetadataStoreAdminAsyncStub: ...
     ListHandoffs: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListHandoffsRequest, _admin_pb2.ListHandoffsResponse]
-    """ListHandoffs lists what the store knows, live hand-offs first, oldest first. Costs a pass over the listed entries: page
-    through a large store. Errors: INVALID_REQUEST for a bad page token or namespace.
+    """ListHandoffs lists what the store knows, page by page: live hand-offs by slot, then outcomes by their place in
+    memory. An entry keeps its place as long as it exists. Each page costs the same. Errors: INVALID_REQUEST for a bad
+    page token or namespace.
     """
     GetHandoff: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetHandoffRequest, _admin_pb2.GetHandoffResponse]
     """GetHandoff shows the newest attempt of one key, on request with its record. Errors: HANDOFF_NOT_FOUND, INVALID_REQUEST."""
 
 @_typing.type_check_only
 class MetadataStoreAdminAsyncStub(MetadataStoreAdminStub):
-    """MetadataStoreAdmin is read only: it takes no slot, renews no lease, counts as no reader and wakes nobody."""
+    """MetadataStoreAdmin is read only: it takes no slot, renews no lease, counts as no reader and wakes no waiting call."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     ListHandoffs: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListHandoffsRequest, _admin_pb2.ListHandoffsResponse]  # type: ignore[assignment]
-    """ListHandoffs lists what the store knows, live hand-offs first, oldest first. Costs a pass over the listed entries: page
-    through a large store. Errors: INVALID_REQUEST for a bad page token or namespace.
+    """ListHandoffs lists what the store knows, page by page: live hand-offs by slot, then outcomes by their place in
+    memory. An entry keeps its place as long as it exists. Each page costs the same. Errors: INVALID_REQUEST for a bad
+    page token or namespace.
     """
     GetHandoff: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetHandoffRequest, _admin_pb2.GetHandoffResponse]  # type: ignore[assignment]
     """GetHandoff shows the newest attempt of one key, on request with its record. Errors: HANDOFF_NOT_FOUND, INVALID_REQUEST."""
 
 class MetadataStoreAdminServicer(metaclass=_abc_1.ABCMeta):
-    """MetadataStoreAdmin is read only: it takes no slot, renews no lease, counts as no reader and wakes nobody."""
+    """MetadataStoreAdmin is read only: it takes no slot, renews no lease, counts as no reader and wakes no waiting call."""
 
     @_abc_1.abstractmethod
     def ListHandoffs(
@@ -61,8 +63,9 @@ class MetadataStoreAdminServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.ListHandoffsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.ListHandoffsResponse, _abc.Awaitable[_admin_pb2.ListHandoffsResponse]]:
-        """ListHandoffs lists what the store knows, live hand-offs first, oldest first. Costs a pass over the listed entries: page
-        through a large store. Errors: INVALID_REQUEST for a bad page token or namespace.
+        """ListHandoffs lists what the store knows, page by page: live hand-offs by slot, then outcomes by their place in
+        memory. An entry keeps its place as long as it exists. Each page costs the same. Errors: INVALID_REQUEST for a bad
+        page token or namespace.
         """
 
     @_abc_1.abstractmethod

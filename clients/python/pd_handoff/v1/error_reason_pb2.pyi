@@ -25,18 +25,18 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_UNSPECIFIED: _ErrorReason.ValueType  # 0
     """Never sent."""
     ERROR_REASON_TOP_LOGPROBS_OVERFLOW: _ErrorReason.ValueType  # 1
-    """A token asks for more top logprobs than a row holds. Raised by Put, BatchPut, and before any compute by Reserve and
-    Capabilities for declared widths. Do not retry unchanged: clamp `top_logprobs` to `limit`, or reject the user's request
-    with HTTP 400. The reservation stays as it was. QuotaFailure is attached, RetryInfo is not.
+    """A token asks for more top logprobs than a row holds. Raised by Put and BatchPut; for declared widths, by Reserve
+    and Capabilities, before any compute. Do not retry unchanged: clamp `top_logprobs` to `limit`, or reject the user's
+    request with HTTP 400. The reservation is unchanged. QuotaFailure is attached, RetryInfo is not.
 
         {"code": "RESOURCE_EXHAUSTED", "reason": "TOP_LOGPROBS_OVERFLOW",
          "metadata": {"requested": "129", "limit": "128", "token_index": "0"}}
 
-    `token_index` (which of `tokens`, from 0) is there when a record was put.
+    When a record was put, `token_index` says which of its `tokens`, from 0.
     """
     ERROR_REASON_FIELD_OVERFLOW: _ErrorReason.ValueType  # 2
-    """Another width is over its limit; `field` is the name of the field of `Widths`. Raised, and to be handled, as
-    TOP_LOGPROBS_OVERFLOW is. QuotaFailure is attached, RetryInfo is not.
+    """Another width is over its limit. The metadata `field` names the field of `Widths`. Raised by the same calls as
+    TOP_LOGPROBS_OVERFLOW, and handled alike. QuotaFailure is attached, RetryInfo is not.
 
         {"code": "RESOURCE_EXHAUSTED", "reason": "FIELD_OVERFLOW",
          "metadata": {"field": "hidden_state_bytes", "requested": "65536", "limit": "32768"}}
@@ -48,56 +48,62 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
         {"code": "RESOURCE_EXHAUSTED", "reason": "ARENA_FULL", "metadata": {"slots_total": "1024", "in_use": "1024"}}
     """
     ERROR_REASON_TOO_MANY_WAITERS: _ErrorReason.ValueType  # 4
-    """More calls are parked in the store than it allows. Raised by any call that would wait, and by a Session with too many
+    """More calls wait in the store than it allows. Raised by any call that would wait, and by a Session with too many
     calls in flight. Retry after the delay in the attached RetryInfo.
 
         {"code": "RESOURCE_EXHAUSTED", "reason": "TOO_MANY_WAITERS", "metadata": {"limit": "16384"}}
     """
     ERROR_REASON_HANDOFF_EXISTS: _ErrorReason.ValueType  # 5
-    """The key is live and belongs to another owner. Raised by Reserve, BatchReserve and one-shot Put. Two requests chose the
-    same room, or a retry came with a new owner string: use a higher `attempt` for a deliberate second prefill.
+    """The key is live and belongs to another owner, or to this owner with another `request_digest`. Raised by Reserve,
+    BatchReserve and one-shot Put. Two requests chose the same room, or a retry came with a new owner string. For a
+    deliberate second prefill, use a higher `attempt`.
 
         {"code": "ALREADY_EXISTS", "reason": "HANDOFF_EXISTS", "metadata": {"state": "PUBLISHED", "age_ms": "1500"}}
     """
     ERROR_REASON_RECORD_IMMUTABLE: _ErrorReason.ValueType  # 6
-    """A different record was published under this token before; what readers see never changes. Raised by Put.
+    """Another record was published under this token before. A published record never changes. Raised by Put.
 
         {"code": "ALREADY_EXISTS", "reason": "RECORD_IMMUTABLE", "metadata": {}}
     """
     ERROR_REASON_STALE_RESERVATION: _ErrorReason.ValueType  # 7
-    """The token is unknown, of a former generation, epoch or store, or of another key; or the attempt was superseded by, or
-    is lower than, one the store knows. Raised by every call that carries a token or an attempt. Drop the work: whoever
-    holds the newer attempt owns the hand-off. `state` is that of the key now: NONE, RESERVED, PUBLISHED, CONSUMED,
+    """The token is unknown, is of another key, or is of an earlier generation, epoch or store. Or the store knows a
+    higher attempt. Raised by every call that carries a token or an attempt. Drop the work: the owner of the higher
+    attempt owns the hand-off. The metadata `state` is the key's present one: NONE, RESERVED, PUBLISHED, CONSUMED,
     ABORTED or EXPIRED.
 
-        {"code": "ABORTED", "reason": "STALE_RESERVATION", "metadata": {"state": "NONE"}}
+        {"code": "ABORTED", "reason": "STALE_RESERVATION",
+         "metadata": {"state": "NONE", "token_epoch": "5c0f", "store_epoch": "a1b2"}}
+
+    When another store made the token, `token_epoch` and `store_epoch` name both. Either the store came back empty, or
+    two stores serve behind one address.
     """
     ERROR_REASON_RESERVATION_EXPIRED: _ErrorReason.ValueType  # 8
-    """The lease ran out before the Put. Raised by Put and by a late Reserve of that attempt. Renew leases by calling Reserve
-    again with the same owner, or reserve again with a higher attempt.
+    """The lease ran out before the Put. Raised by Put and by a late Reserve of that attempt. To renew a lease, call
+    Reserve again with the same owner. To start again, reserve with a higher attempt.
 
         {"code": "FAILED_PRECONDITION", "reason": "RESERVATION_EXPIRED", "metadata": {}}
     """
     ERROR_REASON_INVALID_RECORD: _ErrorReason.ValueType  # 9
-    """The record is not well formed: no tokens, lists of unequal lengths, a negative token id, or a tensor whose dtype, shape
-    and data disagree. Raised by Put. BadRequest lists one violation a field.
+    """The record is malformed. Examples: no tokens, lists of unequal lengths, a negative token id, a tensor whose data
+    does not fit its shape. Raised by Put. BadRequest lists one violation per field.
 
         {"code": "INVALID_ARGUMENT", "reason": "INVALID_RECORD", "metadata": {}}
     """
     ERROR_REASON_INVALID_REQUEST: _ErrorReason.ValueType  # 10
-    """The request around the record is not well formed: a missing room, owner, record or reader, a malformed namespace, a
-    token beside a reserve. Raised by every call. BadRequest lists one violation a field.
+    """The request around the record is malformed. Examples: no room, owner, record or reader; a malformed namespace; a
+    token beside a reserve. Raised by every call. BadRequest lists one violation per field.
 
         {"code": "INVALID_ARGUMENT", "reason": "INVALID_REQUEST", "metadata": {}}
     """
     ERROR_REASON_HANDOFF_NOT_FOUND: _ErrorReason.ValueType  # 11
-    """Nobody knows this key (or no attempt as high as the one named), and the call did not wait. Raised by Get and GetHandoff.
+    """The store knows no hand-off of this key with an attempt as high as the one named. The call did not wait. Raised by
+    Get and GetHandoff.
 
         {"code": "NOT_FOUND", "reason": "HANDOFF_NOT_FOUND", "metadata": {}}
     """
     ERROR_REASON_RECORD_NOT_READY: _ErrorReason.ValueType  # 12
-    """The record is not there yet: it is reserved and the Get did not wait, or the wait ran out. `state` is NONE or RESERVED.
-    Raised by Get. Ask again, with `max_wait`.
+    """The record is not there yet. Either it is reserved and the Get did not wait, or the wait ran out. The metadata
+    `state` is NONE or RESERVED. Raised by Get. Ask again, with `max_wait`.
 
         {"code": "DEADLINE_EXCEEDED", "reason": "RECORD_NOT_READY", "metadata": {"state": "RESERVED"}}
     """
@@ -115,13 +121,14 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
         {"code": "ABORTED", "reason": "HANDOFF_EXPIRED", "metadata": {}}
     """
     ERROR_REASON_PRODUCER_RESTARTED: _ErrorReason.ValueType  # 15
-    """The producer started again (a higher `Producer.epoch` was accepted) while this hand-off was reserved, or the call comes
-    from an older epoch. Raised by Get, Put and Reserve. Prefill again elsewhere.
+    """The producer started again while this hand-off was reserved: a higher `Producer.epoch` was accepted. Or the call
+    comes from an older epoch. Raised by Get, Put and Reserve. Prefill again elsewhere.
 
         {"code": "UNAVAILABLE", "reason": "PRODUCER_RESTARTED", "metadata": {}}
     """
     ERROR_REASON_ALREADY_CONSUMED: _ErrorReason.ValueType  # 16
-    """Every expected reader has had the record and its slot was freed. Raised by Get, and by a late Reserve of the same owner.
+    """Every expected reader has consumed the record, and its slot was freed. Raised by Get, and by a late Reserve of the
+    same owner.
 
         {"code": "FAILED_PRECONDITION", "reason": "ALREADY_CONSUMED", "metadata": {}}
     """
@@ -137,42 +144,57 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
         {"code": "FAILED_PRECONDITION", "reason": "SCHEMA_MISMATCH", "metadata": {"expected": "1f00", "actual": "77ab"}}
     """
     ERROR_REASON_DRAINING: _ErrorReason.ValueType  # 19
-    """The store is starting or stopping and takes nothing new. A stopping store wakes parked calls with this and refuses
-    Reserve, one-shot Put and whatever would have to wait, while it still answers what it can answer at once; a starting one
-    refuses every call. Retry after the delay in the attached RetryInfo, against this store or another.
+    """The store is starting or stopping and takes nothing new. A starting store refuses every call. A stopping one ends
+    waiting calls with this reason. It refuses Reserve, one-shot Put and calls that would wait, and still answers all
+    others. Renewals of a lease are granted. Retry after the delay in the attached RetryInfo, against this store or
+    another.
 
         {"code": "UNAVAILABLE", "reason": "DRAINING", "metadata": {}}
     """
     ERROR_REASON_INTERNAL: _ErrorReason.ValueType  # 20
-    """The store failed in a way it did not foresee; the cause is in its log, never in the answer. Raised by any call. The
-    status code is INTERNAL.
+    """The store failed in an unexpected way. The cause is in its log, never in the answer. Raised by any call. The status
+    code is INTERNAL.
 
         {"code": "INTERNAL", "reason": "INTERNAL", "metadata": {}}
     """
+    ERROR_REASON_REQUEST_MISMATCH: _ErrorReason.ValueType  # 21
+    """The hand-off under this key belongs to another request: the `request_digest` of both sides differ. Raised by Get.
+    No part of the record is returned and no reader is counted. Two requests chose the same room. Fail this one, or
+    prefill it again under a room of its own. The metadata `state` is RESERVED, PUBLISHED or CONSUMED.
+
+        {"code": "FAILED_PRECONDITION", "reason": "REQUEST_MISMATCH", "metadata": {"state": "PUBLISHED"}}
+    """
+    ERROR_REASON_ENGINE_UNREACHABLE: _ErrorReason.ValueType  # 22
+    """The engine behind a front end does not answer. Raised by a front end, for any call. Retry after the delay in the attached
+    RetryInfo, against this front end or another.
+
+        {"code": "UNAVAILABLE", "reason": "ENGINE_UNREACHABLE", "metadata": {}}
+    """
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
-    """ErrorReason names why a call was refused. Branch on it, never on the message or on the status code alone: gRPC itself
-    uses RESOURCE_EXHAUSTED and UNAVAILABLE for troubles of its own.
+    """ErrorReason names why a call was refused. Branch on it, never on the message or on the status code alone. gRPC itself
+    uses RESOURCE_EXHAUSTED and UNAVAILABLE too.
 
-    It travels in `google.rpc.ErrorInfo.reason`, without the `ERROR_REASON_` prefix, with domain `pd-handoff`. The metadata
-    keys that each value's comment shows are always present, as decimal strings or as the words listed.
+    It travels in `google.rpc.ErrorInfo.reason`, without the `ERROR_REASON_` prefix, with domain `pd-handoff`. The
+    metadata keys that a value's comment shows are always present, unless the comment says otherwise. Values are decimal
+    strings or the words listed.
     """
 
 ERROR_REASON_UNSPECIFIED: ErrorReason.ValueType  # 0
 """Never sent."""
 ERROR_REASON_TOP_LOGPROBS_OVERFLOW: ErrorReason.ValueType  # 1
-"""A token asks for more top logprobs than a row holds. Raised by Put, BatchPut, and before any compute by Reserve and
-Capabilities for declared widths. Do not retry unchanged: clamp `top_logprobs` to `limit`, or reject the user's request
-with HTTP 400. The reservation stays as it was. QuotaFailure is attached, RetryInfo is not.
+"""A token asks for more top logprobs than a row holds. Raised by Put and BatchPut; for declared widths, by Reserve
+and Capabilities, before any compute. Do not retry unchanged: clamp `top_logprobs` to `limit`, or reject the user's
+request with HTTP 400. The reservation is unchanged. QuotaFailure is attached, RetryInfo is not.
 
     {"code": "RESOURCE_EXHAUSTED", "reason": "TOP_LOGPROBS_OVERFLOW",
      "metadata": {"requested": "129", "limit": "128", "token_index": "0"}}
 
-`token_index` (which of `tokens`, from 0) is there when a record was put.
+When a record was put, `token_index` says which of its `tokens`, from 0.
 """
 ERROR_REASON_FIELD_OVERFLOW: ErrorReason.ValueType  # 2
-"""Another width is over its limit; `field` is the name of the field of `Widths`. Raised, and to be handled, as
-TOP_LOGPROBS_OVERFLOW is. QuotaFailure is attached, RetryInfo is not.
+"""Another width is over its limit. The metadata `field` names the field of `Widths`. Raised by the same calls as
+TOP_LOGPROBS_OVERFLOW, and handled alike. QuotaFailure is attached, RetryInfo is not.
 
     {"code": "RESOURCE_EXHAUSTED", "reason": "FIELD_OVERFLOW",
      "metadata": {"field": "hidden_state_bytes", "requested": "65536", "limit": "32768"}}
@@ -184,56 +206,62 @@ Retry after the delay in the attached RetryInfo.
     {"code": "RESOURCE_EXHAUSTED", "reason": "ARENA_FULL", "metadata": {"slots_total": "1024", "in_use": "1024"}}
 """
 ERROR_REASON_TOO_MANY_WAITERS: ErrorReason.ValueType  # 4
-"""More calls are parked in the store than it allows. Raised by any call that would wait, and by a Session with too many
+"""More calls wait in the store than it allows. Raised by any call that would wait, and by a Session with too many
 calls in flight. Retry after the delay in the attached RetryInfo.
 
     {"code": "RESOURCE_EXHAUSTED", "reason": "TOO_MANY_WAITERS", "metadata": {"limit": "16384"}}
 """
 ERROR_REASON_HANDOFF_EXISTS: ErrorReason.ValueType  # 5
-"""The key is live and belongs to another owner. Raised by Reserve, BatchReserve and one-shot Put. Two requests chose the
-same room, or a retry came with a new owner string: use a higher `attempt` for a deliberate second prefill.
+"""The key is live and belongs to another owner, or to this owner with another `request_digest`. Raised by Reserve,
+BatchReserve and one-shot Put. Two requests chose the same room, or a retry came with a new owner string. For a
+deliberate second prefill, use a higher `attempt`.
 
     {"code": "ALREADY_EXISTS", "reason": "HANDOFF_EXISTS", "metadata": {"state": "PUBLISHED", "age_ms": "1500"}}
 """
 ERROR_REASON_RECORD_IMMUTABLE: ErrorReason.ValueType  # 6
-"""A different record was published under this token before; what readers see never changes. Raised by Put.
+"""Another record was published under this token before. A published record never changes. Raised by Put.
 
     {"code": "ALREADY_EXISTS", "reason": "RECORD_IMMUTABLE", "metadata": {}}
 """
 ERROR_REASON_STALE_RESERVATION: ErrorReason.ValueType  # 7
-"""The token is unknown, of a former generation, epoch or store, or of another key; or the attempt was superseded by, or
-is lower than, one the store knows. Raised by every call that carries a token or an attempt. Drop the work: whoever
-holds the newer attempt owns the hand-off. `state` is that of the key now: NONE, RESERVED, PUBLISHED, CONSUMED,
+"""The token is unknown, is of another key, or is of an earlier generation, epoch or store. Or the store knows a
+higher attempt. Raised by every call that carries a token or an attempt. Drop the work: the owner of the higher
+attempt owns the hand-off. The metadata `state` is the key's present one: NONE, RESERVED, PUBLISHED, CONSUMED,
 ABORTED or EXPIRED.
 
-    {"code": "ABORTED", "reason": "STALE_RESERVATION", "metadata": {"state": "NONE"}}
+    {"code": "ABORTED", "reason": "STALE_RESERVATION",
+     "metadata": {"state": "NONE", "token_epoch": "5c0f", "store_epoch": "a1b2"}}
+
+When another store made the token, `token_epoch` and `store_epoch` name both. Either the store came back empty, or
+two stores serve behind one address.
 """
 ERROR_REASON_RESERVATION_EXPIRED: ErrorReason.ValueType  # 8
-"""The lease ran out before the Put. Raised by Put and by a late Reserve of that attempt. Renew leases by calling Reserve
-again with the same owner, or reserve again with a higher attempt.
+"""The lease ran out before the Put. Raised by Put and by a late Reserve of that attempt. To renew a lease, call
+Reserve again with the same owner. To start again, reserve with a higher attempt.
 
     {"code": "FAILED_PRECONDITION", "reason": "RESERVATION_EXPIRED", "metadata": {}}
 """
 ERROR_REASON_INVALID_RECORD: ErrorReason.ValueType  # 9
-"""The record is not well formed: no tokens, lists of unequal lengths, a negative token id, or a tensor whose dtype, shape
-and data disagree. Raised by Put. BadRequest lists one violation a field.
+"""The record is malformed. Examples: no tokens, lists of unequal lengths, a negative token id, a tensor whose data
+does not fit its shape. Raised by Put. BadRequest lists one violation per field.
 
     {"code": "INVALID_ARGUMENT", "reason": "INVALID_RECORD", "metadata": {}}
 """
 ERROR_REASON_INVALID_REQUEST: ErrorReason.ValueType  # 10
-"""The request around the record is not well formed: a missing room, owner, record or reader, a malformed namespace, a
-token beside a reserve. Raised by every call. BadRequest lists one violation a field.
+"""The request around the record is malformed. Examples: no room, owner, record or reader; a malformed namespace; a
+token beside a reserve. Raised by every call. BadRequest lists one violation per field.
 
     {"code": "INVALID_ARGUMENT", "reason": "INVALID_REQUEST", "metadata": {}}
 """
 ERROR_REASON_HANDOFF_NOT_FOUND: ErrorReason.ValueType  # 11
-"""Nobody knows this key (or no attempt as high as the one named), and the call did not wait. Raised by Get and GetHandoff.
+"""The store knows no hand-off of this key with an attempt as high as the one named. The call did not wait. Raised by
+Get and GetHandoff.
 
     {"code": "NOT_FOUND", "reason": "HANDOFF_NOT_FOUND", "metadata": {}}
 """
 ERROR_REASON_RECORD_NOT_READY: ErrorReason.ValueType  # 12
-"""The record is not there yet: it is reserved and the Get did not wait, or the wait ran out. `state` is NONE or RESERVED.
-Raised by Get. Ask again, with `max_wait`.
+"""The record is not there yet. Either it is reserved and the Get did not wait, or the wait ran out. The metadata
+`state` is NONE or RESERVED. Raised by Get. Ask again, with `max_wait`.
 
     {"code": "DEADLINE_EXCEEDED", "reason": "RECORD_NOT_READY", "metadata": {"state": "RESERVED"}}
 """
@@ -251,13 +279,14 @@ published and then forgotten. Prefill again with a higher attempt.
     {"code": "ABORTED", "reason": "HANDOFF_EXPIRED", "metadata": {}}
 """
 ERROR_REASON_PRODUCER_RESTARTED: ErrorReason.ValueType  # 15
-"""The producer started again (a higher `Producer.epoch` was accepted) while this hand-off was reserved, or the call comes
-from an older epoch. Raised by Get, Put and Reserve. Prefill again elsewhere.
+"""The producer started again while this hand-off was reserved: a higher `Producer.epoch` was accepted. Or the call
+comes from an older epoch. Raised by Get, Put and Reserve. Prefill again elsewhere.
 
     {"code": "UNAVAILABLE", "reason": "PRODUCER_RESTARTED", "metadata": {}}
 """
 ERROR_REASON_ALREADY_CONSUMED: ErrorReason.ValueType  # 16
-"""Every expected reader has had the record and its slot was freed. Raised by Get, and by a late Reserve of the same owner.
+"""Every expected reader has consumed the record, and its slot was freed. Raised by Get, and by a late Reserve of the
+same owner.
 
     {"code": "FAILED_PRECONDITION", "reason": "ALREADY_CONSUMED", "metadata": {}}
 """
@@ -273,16 +302,30 @@ ERROR_REASON_SCHEMA_MISMATCH: ErrorReason.ValueType  # 18
     {"code": "FAILED_PRECONDITION", "reason": "SCHEMA_MISMATCH", "metadata": {"expected": "1f00", "actual": "77ab"}}
 """
 ERROR_REASON_DRAINING: ErrorReason.ValueType  # 19
-"""The store is starting or stopping and takes nothing new. A stopping store wakes parked calls with this and refuses
-Reserve, one-shot Put and whatever would have to wait, while it still answers what it can answer at once; a starting one
-refuses every call. Retry after the delay in the attached RetryInfo, against this store or another.
+"""The store is starting or stopping and takes nothing new. A starting store refuses every call. A stopping one ends
+waiting calls with this reason. It refuses Reserve, one-shot Put and calls that would wait, and still answers all
+others. Renewals of a lease are granted. Retry after the delay in the attached RetryInfo, against this store or
+another.
 
     {"code": "UNAVAILABLE", "reason": "DRAINING", "metadata": {}}
 """
 ERROR_REASON_INTERNAL: ErrorReason.ValueType  # 20
-"""The store failed in a way it did not foresee; the cause is in its log, never in the answer. Raised by any call. The
-status code is INTERNAL.
+"""The store failed in an unexpected way. The cause is in its log, never in the answer. Raised by any call. The status
+code is INTERNAL.
 
     {"code": "INTERNAL", "reason": "INTERNAL", "metadata": {}}
+"""
+ERROR_REASON_REQUEST_MISMATCH: ErrorReason.ValueType  # 21
+"""The hand-off under this key belongs to another request: the `request_digest` of both sides differ. Raised by Get.
+No part of the record is returned and no reader is counted. Two requests chose the same room. Fail this one, or
+prefill it again under a room of its own. The metadata `state` is RESERVED, PUBLISHED or CONSUMED.
+
+    {"code": "FAILED_PRECONDITION", "reason": "REQUEST_MISMATCH", "metadata": {"state": "PUBLISHED"}}
+"""
+ERROR_REASON_ENGINE_UNREACHABLE: ErrorReason.ValueType  # 22
+"""The engine behind a front end does not answer. Raised by a front end, for any call. Retry after the delay in the attached
+RetryInfo, against this front end or another.
+
+    {"code": "UNAVAILABLE", "reason": "ENGINE_UNREACHABLE", "metadata": {}}
 """
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015

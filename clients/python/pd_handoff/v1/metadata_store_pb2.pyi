@@ -24,8 +24,8 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class Widths(_message.Message):
-    """Widths are the sizes of the variable parts of a record: as limits of a store, as needs of a request, or as what a stored
-    record uses. Counts are elements, not bytes, where the name does not say bytes.
+    """Widths are the sizes of the variable parts of a record. They state limits of a store, needs of a request, or what a
+    record uses. The unit is elements, unless the name says bytes.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -38,6 +38,8 @@ class Widths(_message.Message):
     DSA_TOPK_INDICES_FIELD_NUMBER: _builtins.int
     CUSTOMIZED_INFO_BYTES_FIELD_NUMBER: _builtins.int
     HIDDEN_STATE_BYTES_FIELD_NUMBER: _builtins.int
+    ENGINE_STATE_BYTES_FIELD_NUMBER: _builtins.int
+    DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
     tokens: _builtins.int
     """SampledTokens in `HandoffRecord.tokens`."""
     top_logprobs: _builtins.int
@@ -54,6 +56,10 @@ class Widths(_message.Message):
     """Bytes of `customized_info`."""
     hidden_state_bytes: _builtins.int
     """Bytes of `hidden_states.data`."""
+    engine_state_bytes: _builtins.int
+    """Bytes of `engine_state.data`."""
+    draft_tokens: _builtins.int
+    """Elements of `draft_token_ids`."""
     def __init__(
         self,
         *,
@@ -65,10 +71,12 @@ class Widths(_message.Message):
         dsa_topk_indices: _builtins.int = ...,
         customized_info_bytes: _builtins.int = ...,
         hidden_state_bytes: _builtins.int = ...,
+        engine_state_bytes: _builtins.int = ...,
+        draft_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["customized_info_bytes", b"customized_info_bytes", "dsa_topk_indices", b"dsa_topk_indices", "hidden_state_bytes", b"hidden_state_bytes", "sampling_mask_tokens", b"sampling_mask_tokens", "speculative_topk", b"speculative_topk", "token_ids_logprobs", b"token_ids_logprobs", "tokens", b"tokens", "top_logprobs", b"top_logprobs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["customized_info_bytes", b"customized_info_bytes", "draft_tokens", b"draft_tokens", "dsa_topk_indices", b"dsa_topk_indices", "engine_state_bytes", b"engine_state_bytes", "hidden_state_bytes", b"hidden_state_bytes", "sampling_mask_tokens", b"sampling_mask_tokens", "speculative_topk", b"speculative_topk", "token_ids_logprobs", b"token_ids_logprobs", "tokens", b"tokens", "top_logprobs", b"top_logprobs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -85,8 +93,8 @@ class Producer(_message.Message):
     instance_id: _builtins.str
     """The instance, stable over restarts, 1 to 256 bytes. Scoped by the key's namespace."""
     epoch: _builtins.int
-    """Grows at each start of that process; a start time in seconds will do. A Reserve with a higher epoch ends the instance's
-    older reservations at once.
+    """Grows at each start of that process, such as its start time in seconds. A Reserve with a higher epoch ends the
+    instance's older reservations at once.
     """
     def __init__(
         self,
@@ -116,37 +124,44 @@ class ReserveRequest(_message.Message):
     ATTEMPT_FIELD_NUMBER: _builtins.int
     PRODUCER_FIELD_NUMBER: _builtins.int
     MAX_WAIT_FIELD_NUMBER: _builtins.int
+    REQUEST_DIGEST_FIELD_NUMBER: _builtins.int
     owner: _builtins.str
-    """Idempotency key made by the caller, the same on every retry of this reservation, 1 to 256 bytes. Required. Compared
-    within one key only.
+    """Idempotency key made by the caller, 1 to 256 bytes, the same on every retry of this reservation. Required. It is
+    compared within one hand-off key only.
     """
     expected_readers: _builtins.int
-    """How many distinct readers will consume the record; 0 means 1."""
+    """How many distinct readers will consume the record. 0 means 1."""
     attempt: _builtins.int
-    """0 for the first prefill of this key; a deliberate second one counts up and fences the first."""
+    """0 for the first prefill of this key. A deliberate second prefill counts up, and fences the first."""
+    request_digest: _builtins.bytes
+    """A digest of what both sides know of the request, such as its prompt token ids. Up to 32 bytes, compared and never
+    interpreted. Empty: not stated. A Get that states another digest is refused with REQUEST_MISMATCH. So a request
+    that shares the room by mistake never gets this record. A renewal may leave it out. A renewal that states another
+    digest is HANDOFF_EXISTS.
+    """
     @_builtins.property
     def key(self) -> _record_pb2.HandoffKey:
-        """Which hand-off. Required (inside `PutRequest.reserve`: left out)."""
+        """Which hand-off. Required, but left out inside `PutRequest.reserve`."""
 
     @_builtins.property
     def widths(self) -> Global___Widths:
         """What the record will need, as far as it is known. Too much is refused here, before compute, with the error that Put
-        would give. 0 or left out: not declared.
+        would give. 0 or absent: not declared.
         """
 
     @_builtins.property
     def lease(self) -> _duration_pb2.Duration:
-        """How long to hold the slot without a Put or a renewal. The store grants the nearest legal lease and says which; left out:
-        its default. A negative one is INVALID_REQUEST.
+        """How long to hold the slot without a Put or a renewal. The store grants the nearest legal lease and returns it.
+        Absent: its default. A negative one is INVALID_REQUEST.
         """
 
     @_builtins.property
     def producer(self) -> Global___Producer:
-        """Who computes. Optional; with it, a restart of that process ends what it held."""
+        """The process that computes. Optional. With it, a restart of that process ends its older reservations."""
 
     @_builtins.property
     def max_wait(self) -> _duration_pb2.Duration:
-        """How long to wait for a free slot, first come first served; left out: not at all. Granted at the store's bound when
+        """How long to wait for a free slot, first come first served. Absent: no wait. The store's bound applies when this is
         longer. A negative one is INVALID_REQUEST.
         """
 
@@ -161,10 +176,11 @@ class ReserveRequest(_message.Message):
         attempt: _builtins.int = ...,
         producer: Global___Producer | None = ...,
         max_wait: _duration_pb2.Duration | None = ...,
+        request_digest: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "lease", b"lease", "max_wait", b"max_wait", "producer", b"producer", "widths", b"widths"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "expected_readers", b"expected_readers", "key", b"key", "lease", b"lease", "max_wait", b"max_wait", "owner", b"owner", "producer", b"producer", "widths", b"widths"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "expected_readers", b"expected_readers", "key", b"key", "lease", b"lease", "max_wait", b"max_wait", "owner", b"owner", "producer", b"producer", "request_digest", b"request_digest", "widths", b"widths"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -172,7 +188,7 @@ Global___ReserveRequest: _TypeAlias = ReserveRequest  # noqa: Y015
 
 @_typing.final
 class ReserveResponse(_message.Message):
-    """ReserveResponse is the ticket for one Put."""
+    """ReserveResponse has the token for one Put."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -180,12 +196,12 @@ class ReserveResponse(_message.Message):
     LEASE_FIELD_NUMBER: _builtins.int
     STORE_EPOCH_FIELD_NUMBER: _builtins.int
     token: _builtins.bytes
-    """Opaque, unguessable; names slot, generation and store. Give it to Put, Release and Abort."""
+    """Opaque and unguessable. It names slot, generation and store. Give it to Put, Release and Abort."""
     store_epoch: _builtins.str
     """Changes when the store comes back empty."""
     @_builtins.property
     def lease(self) -> _duration_pb2.Duration:
-        """The lease as granted, counted from this answer; renew well before it ends."""
+        """The lease as granted, counted from this answer. Renew well before it ends."""
 
     def __init__(
         self,
@@ -213,7 +229,7 @@ class PutRequest(_message.Message):
     RECORD_FIELD_NUMBER: _builtins.int
     RESERVE_FIELD_NUMBER: _builtins.int
     token: _builtins.bytes
-    """From ReserveResponse. Required unless `reserve` is given; both is INVALID_REQUEST."""
+    """From ReserveResponse. Required unless `reserve` is given. Both together are INVALID_REQUEST."""
     @_builtins.property
     def key(self) -> _record_pb2.HandoffKey:
         """Which hand-off. Required."""
@@ -224,8 +240,8 @@ class PutRequest(_message.Message):
 
     @_builtins.property
     def reserve(self) -> Global___ReserveRequest:
-        """Reserve first, in the same call; its own key is left out (a key inside is INVALID_REQUEST). `reserve.owner` makes the
-        call idempotent. Refused, it leaves no reservation.
+        """Reserves first, in the same call. Its own key must be left out, else INVALID_REQUEST. Its `owner` makes the call
+        idempotent. A refused call leaves no reservation.
         """
 
     def __init__(
@@ -284,22 +300,28 @@ class GetRequest(_message.Message):
     READER_ID_FIELD_NUMBER: _builtins.int
     CONSUME_FIELD_NUMBER: _builtins.int
     EXPECTED_STORE_EPOCH_FIELD_NUMBER: _builtins.int
+    REQUEST_DIGEST_FIELD_NUMBER: _builtins.int
     attempt: _builtins.int
-    """The lowest attempt that will do; the newest at or above it is returned."""
+    """The lowest attempt that is accepted. The newest attempt at or above it is returned."""
     reader_id: _builtins.str
-    """Who reads, up to 256 bytes. Required to consume. Distinct ids count towards `expected_readers`."""
+    """The reader, up to 256 bytes. Required to consume. Distinct ids count towards `expected_readers`."""
     consume: _builtins.bool
-    """Count this read as the reader's consumption. May be repeated, should its answer get lost."""
+    """Count this read as the reader's consumption. It may be repeated when its answer was lost."""
     expected_store_epoch: _builtins.str
-    """Refuse with STORE_RESTARTED unless the store has this epoch. Empty: any."""
+    """Refuse with STORE_RESTARTED unless the store has this epoch. Empty: any epoch."""
+    request_digest: _builtins.bytes
+    """The caller's digest of the request, up to 32 bytes, made as the producer makes `ReserveRequest.request_digest`.
+    Empty: not stated, and any record is returned. If both sides state one and they differ, the Get is refused with
+    REQUEST_MISMATCH. That happens as soon as the hand-off is reserved. No reader is counted.
+    """
     @_builtins.property
     def key(self) -> _record_pb2.HandoffKey:
         """Which hand-off. Required."""
 
     @_builtins.property
     def max_wait(self) -> _duration_pb2.Duration:
-        """How long to wait for publication; left out: answer at once. Granted at the store's bound when longer, and answered a
-        little before the call's own deadline. A negative one is INVALID_REQUEST.
+        """How long to wait for publication. Absent: answer at once. The store's bound applies when this is longer. The answer
+        comes a little before the call's own deadline. A negative one is INVALID_REQUEST.
         """
 
     def __init__(
@@ -311,10 +333,11 @@ class GetRequest(_message.Message):
         reader_id: _builtins.str = ...,
         consume: _builtins.bool = ...,
         expected_store_epoch: _builtins.str = ...,
+        request_digest: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "max_wait", b"max_wait"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "consume", b"consume", "expected_store_epoch", b"expected_store_epoch", "key", b"key", "max_wait", b"max_wait", "reader_id", b"reader_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "consume", b"consume", "expected_store_epoch", b"expected_store_epoch", "key", b"key", "max_wait", b"max_wait", "reader_id", b"reader_id", "request_digest", b"request_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -366,7 +389,7 @@ Global___GetResponse: _TypeAlias = GetResponse  # noqa: Y015
 
 @_typing.final
 class ReleaseRequest(_message.Message):
-    """ReleaseRequest gives something back: exactly one of token and reader_id, else INVALID_REQUEST."""
+    """ReleaseRequest gives up a reservation or a read. It has exactly one of token and reader_id, else INVALID_REQUEST."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -374,11 +397,11 @@ class ReleaseRequest(_message.Message):
     TOKEN_FIELD_NUMBER: _builtins.int
     READER_ID_FIELD_NUMBER: _builtins.int
     token: _builtins.bytes
-    """The producer's token: a reservation ends (its readers see HANDOFF_ABORTED with failure reason RELEASED), a published
-    record stays for its readers, a consumed one is freed at once.
+    """The producer's token. A reservation ends: its readers get HANDOFF_ABORTED with failure reason RELEASED. A published
+    record stays for its readers. A consumed record is freed at once.
     """
     reader_id: _builtins.str
-    """The reader that wants no more, up to 256 bytes: counts as its consumption."""
+    """The reader that gives up its read, up to 256 bytes. This counts as its consumption."""
     @_builtins.property
     def key(self) -> _record_pb2.HandoffKey:
         """Which hand-off. Required."""
@@ -426,16 +449,16 @@ class AbortRequest(_message.Message):
     TOKEN_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
     token: _builtins.bytes
-    """The producer's token. At most one of token and attempt, else INVALID_REQUEST."""
+    """The producer's token. At most one of token and attempt is given, else INVALID_REQUEST."""
     attempt: _builtins.int
-    """Which attempt. With neither token nor attempt: whatever attempt is live, or the first when none is known."""
+    """Which attempt. With neither token nor attempt: the live attempt, or the first one when none is known."""
     @_builtins.property
     def key(self) -> _record_pb2.HandoffKey:
         """Which hand-off. Required."""
 
     @_builtins.property
     def failure(self) -> Global___Failure:
-        """Why. Left out, or with fields left out: HTTP status 500, reason ABORTED, no message."""
+        """Why. Defaults: HTTP status 500, reason ABORTED, no message."""
 
     def __init__(
         self,
@@ -457,13 +480,13 @@ Global___AbortRequest: _TypeAlias = AbortRequest  # noqa: Y015
 
 @_typing.final
 class AbortResponse(_message.Message):
-    """AbortResponse tells whether this call made the difference."""
+    """AbortResponse says whether this call ended the attempt."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     ENDED_FIELD_NUMBER: _builtins.int
     ended: _builtins.bool
-    """True when this call ended the attempt; false when it had ended already or was superseded."""
+    """True when this call ended the attempt. False when it had ended already, or was superseded."""
     def __init__(
         self,
         *,
@@ -487,11 +510,11 @@ class Failure(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
     http_status: _builtins.int
-    """HTTP status for the user, 100 to 599 (else INVALID_REQUEST). 0 or left out: 500."""
+    """HTTP status for the user, 100 to 599, else INVALID_REQUEST. 0 or absent: 500."""
     reason: _builtins.str
-    """UPPER_SNAKE, up to 63 bytes, for programs (else INVALID_REQUEST). Empty: ABORTED."""
+    """For programs: UPPER_SNAKE, up to 63 bytes, else INVALID_REQUEST. Empty: ABORTED."""
     message: _builtins.str
-    """For people; cut at 1,024 bytes."""
+    """For people. A longer one is cut to 1,024 bytes."""
     def __init__(
         self,
         *,
@@ -516,7 +539,7 @@ class BatchReserveRequest(_message.Message):
     REQUESTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def requests(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReserveRequest]:
-        """At least one, each with a key of its own."""
+        """At least one, each with another key."""
 
     def __init__(
         self,
@@ -540,7 +563,7 @@ class BatchReserveResponse(_message.Message):
     RESPONSES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def responses(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReserveResponse]:
-        """One a request, in order."""
+        """One per request, in order."""
 
     def __init__(
         self,
@@ -564,7 +587,7 @@ class BatchPutRequest(_message.Message):
     REQUESTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def requests(self) -> _containers.RepeatedCompositeFieldContainer[Global___PutRequest]:
-        """At least one; carried out in order."""
+        """At least one. They are carried out in order."""
 
     def __init__(
         self,
@@ -588,7 +611,7 @@ class BatchPutResponse(_message.Message):
     RESULTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___BatchPutResult]:
-        """One a request, in order."""
+        """One per request, in order."""
 
     def __init__(
         self,
@@ -617,7 +640,7 @@ class BatchPutResult(_message.Message):
 
     @_builtins.property
     def error(self) -> _status_pb2.Status:
-        """It was refused; the details are those of Put."""
+        """It was refused. The details are those of Put."""
 
     def __init__(
         self,
@@ -668,7 +691,7 @@ class BatchGetResponse(_message.Message):
     RESULTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___BatchGetResult]:
-        """One a request, in order."""
+        """One per request, in order."""
 
     def __init__(
         self,
@@ -697,7 +720,7 @@ class BatchGetResult(_message.Message):
 
     @_builtins.property
     def error(self) -> _status_pb2.Status:
-        """It was refused; the details are those of Get."""
+        """It was refused. The details are those of Get."""
 
     def __init__(
         self,
@@ -729,7 +752,7 @@ class SessionRequest(_message.Message):
     ABORT_FIELD_NUMBER: _builtins.int
     CAPABILITIES_FIELD_NUMBER: _builtins.int
     call_id: _builtins.int
-    """Chosen by the client and echoed; one still unanswered must not be used again (INVALID_REQUEST)."""
+    """Chosen by the client and echoed. The id of an unanswered call must not be used again, else INVALID_REQUEST."""
     @_builtins.property
     def reserve(self) -> Global___ReserveRequest:
         """As the rpc Reserve."""
@@ -790,7 +813,7 @@ class SessionResponse(_message.Message):
     CAPABILITIES_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     call_id: _builtins.int
-    """That of the request."""
+    """The id of the request."""
     @_builtins.property
     def reserve(self) -> Global___ReserveResponse:
         """To `reserve`."""
@@ -817,7 +840,7 @@ class SessionResponse(_message.Message):
 
     @_builtins.property
     def error(self) -> _status_pb2.Status:
-        """The call was refused; the details are those of the call alone."""
+        """The call was refused. The details are those of the single call."""
 
     def __init__(
         self,
@@ -843,7 +866,7 @@ Global___SessionResponse: _TypeAlias = SessionResponse  # noqa: Y015
 
 @_typing.final
 class CapabilitiesRequest(_message.Message):
-    """CapabilitiesRequest may state needs, which turns the answer into a check."""
+    """CapabilitiesRequest may state needs, which the store then checks."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -853,7 +876,7 @@ class CapabilitiesRequest(_message.Message):
     """Refuse with SCHEMA_MISMATCH unless the store has this fingerprint. Optional."""
     @_builtins.property
     def required(self) -> Global___Widths:
-        """What the caller will need; too much is answered by the overflow error, naming the field. Optional."""
+        """What the caller will need. Too much is answered by the overflow error, which names the field. Optional."""
 
     def __init__(
         self,
@@ -873,7 +896,7 @@ Global___CapabilitiesRequest: _TypeAlias = CapabilitiesRequest  # noqa: Y015
 
 @_typing.final
 class CapabilitiesResponse(_message.Message):
-    """CapabilitiesResponse is what the store enforces, from the very settings that enforce it."""
+    """CapabilitiesResponse has the limits that the store enforces, from the same settings."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -900,7 +923,7 @@ class CapabilitiesResponse(_message.Message):
     slots_total: _builtins.int
     """Slots in all."""
     slots_free: _builtins.int
-    """Slots that a Reserve could have now; consumed ones that only wait out their grace count."""
+    """Slots that a Reserve could have now. Slots of consumed records in their grace period count as free."""
     row_bytes: _builtins.int
     """Bytes of one row."""
     arena_bytes: _builtins.int
@@ -910,16 +933,16 @@ class CapabilitiesResponse(_message.Message):
     max_waiters: _builtins.int
     """The most calls that may wait in the store at a time."""
     max_message_bytes: _builtins.int
-    """The largest message that the store takes or sends, in bytes; no less than the largest legal batch."""
+    """The largest message that the store takes or sends, in bytes. The largest legal batch fits."""
     store_epoch: _builtins.str
     """Changes when the store comes back empty."""
     server_version: _builtins.str
     """The version of pd-handoff that the store runs."""
     schema_fingerprint: _builtins.str
-    """A digest of the schema that the store speaks; equal digests mean equal schemas."""
+    """A digest of the schema that the store speaks. Equal digests mean equal schemas."""
     @_builtins.property
     def limits(self) -> Global___Widths:
-        """The largest legal widths; a width of 0 means that the part is switched off."""
+        """The largest legal widths. A width of 0 means that the part is switched off."""
 
     @_builtins.property
     def lease_default(self) -> _duration_pb2.Duration:
@@ -943,11 +966,11 @@ class CapabilitiesResponse(_message.Message):
 
     @_builtins.property
     def consumed_grace(self) -> _duration_pb2.Duration:
-        """How long a consumed record can be read again, should its answer have got lost, unless its slot is needed."""
+        """How long a consumed record can be read again, unless its slot is needed."""
 
     @_builtins.property
     def tombstone_time(self) -> _duration_pb2.Duration:
-        """How long the outcome of an ended hand-off is remembered, at most."""
+        """The longest time that the outcome of an ended hand-off is remembered."""
 
     @_builtins.property
     def hidden_state_dtypes(self) -> _containers.RepeatedScalarFieldContainer[_record_pb2.DataType.ValueType]:
@@ -955,7 +978,7 @@ class CapabilitiesResponse(_message.Message):
 
     @_builtins.property
     def features(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """What this store can do beyond the calls every store has, such as `session`."""
+        """What this store offers beyond the calls that every store has, such as `session`."""
 
     def __init__(
         self,

@@ -26,8 +26,9 @@ if _version_not_supported:
 
 
 class MetadataStoreStub(object):
-    """MetadataStore hands small records from prefill to decode: Reserve a slot before the prefill, Put the record after it,
-    Get it on the decode side. Each error carries a `google.rpc.Status` with an ErrorInfo; `ErrorReason` lists the reasons.
+    """MetadataStore hands small records from prefill to decode. Prefill calls Reserve before it computes and Put
+    afterwards. Decode calls Get. Each error carries a `google.rpc.Status` with an ErrorInfo. `ErrorReason` lists the
+    reasons.
     """
 
     def __init__(self, channel):
@@ -89,32 +90,33 @@ class MetadataStoreStub(object):
 
 
 class MetadataStoreServicer(object):
-    """MetadataStore hands small records from prefill to decode: Reserve a slot before the prefill, Put the record after it,
-    Get it on the decode side. Each error carries a `google.rpc.Status` with an ErrorInfo; `ErrorReason` lists the reasons.
+    """MetadataStore hands small records from prefill to decode. Prefill calls Reserve before it computes and Put
+    afterwards. Decode calls Get. Each error carries a `google.rpc.Status` with an ErrorInfo. `ErrorReason` lists the
+    reasons.
     """
 
     def Capabilities(self, request, context):
-        """Capabilities tells the limits that the store enforces, so that callers clamp or reject before they submit. Costs nothing
-        and needs no slot; answers while draining too. Errors: TOP_LOGPROBS_OVERFLOW or FIELD_OVERFLOW when `required` does not
-        fit, SCHEMA_MISMATCH when `expected_schema_fingerprint` differs.
+        """Capabilities returns the limits that the store enforces, so that callers clamp or reject early. It needs no slot,
+        and is answered while draining too. Errors: TOP_LOGPROBS_OVERFLOW or FIELD_OVERFLOW when `required` does not fit,
+        SCHEMA_MISMATCH when `expected_schema_fingerprint` differs.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Reserve(self, request, context):
-        """Reserve claims a slot before any compute is spent. The same owner again gets the same reservation with a renewed lease,
-        so it is the keep-alive too. Errors: the overflow errors for declared widths, ARENA_FULL, TOO_MANY_WAITERS,
-        HANDOFF_EXISTS, STALE_RESERVATION for a lower attempt, PRODUCER_RESTARTED for an older producer epoch, and the outcome
-        of an attempt that has ended already.
+        """Reserve claims a slot before any compute is spent. The same owner again gets the same reservation with a renewed
+        lease: this is the keep-alive. Errors: TOP_LOGPROBS_OVERFLOW or FIELD_OVERFLOW for declared widths, ARENA_FULL,
+        TOO_MANY_WAITERS, HANDOFF_EXISTS. STALE_RESERVATION is for a lower attempt, PRODUCER_RESTARTED for an older
+        producer epoch. An attempt that has ended answers with its outcome.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Put(self, request, context):
-        """Put publishes the record, whole or not at all, and wakes waiting readers. A refused Put leaves the reservation as it
-        was: clamp and put again, or abort. The same token with the same record again is OK with the same answer. Errors:
+        """Put publishes the record, whole or not at all, and wakes waiting readers. A refused Put leaves the reservation
+        unchanged: clamp and put again, or abort. The same token and record again get the same answer. Errors:
         STALE_RESERVATION, RESERVATION_EXPIRED, HANDOFF_ABORTED, INVALID_RECORD, TOP_LOGPROBS_OVERFLOW, FIELD_OVERFLOW,
         RECORD_IMMUTABLE; with `reserve`, those of Reserve too.
         """
@@ -123,60 +125,62 @@ class MetadataStoreServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Get(self, request, context):
-        """Get returns the record, waiting for it up to `max_wait`, also for a Reserve that has not come yet. A Get that gave up
-        marks nothing. Errors: HANDOFF_NOT_FOUND, RECORD_NOT_READY, HANDOFF_ABORTED, HANDOFF_EXPIRED, PRODUCER_RESTARTED,
-        ALREADY_CONSUMED, STORE_RESTARTED, TOO_MANY_WAITERS.
+        """Get returns the record. It waits up to `max_wait`, also for a Reserve that has not come yet. A Get that gave up
+        changes nothing. Errors: HANDOFF_NOT_FOUND, RECORD_NOT_READY, HANDOFF_ABORTED, HANDOFF_EXPIRED, PRODUCER_RESTARTED,
+        ALREADY_CONSUMED, STORE_RESTARTED, REQUEST_MISMATCH, TOO_MANY_WAITERS.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Release(self, request, context):
-        """Release gives back what the caller no longer needs: by token the producer's reservation, by reader id a reader's claim
-        (it counts as that reader's consumption). Repeated, or of something ended: OK. Errors: STALE_RESERVATION for a token
-        that was never this key's.
+        """Release gives up what the caller no longer needs. By token, the producer gives up its reservation. By reader id, a
+        reader gives up its read, which counts as consumption. It may be repeated, and is OK for what has ended. Errors:
+        STALE_RESERVATION for a token that was never this key's.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Abort(self, request, context):
-        """Abort ends a hand-off from either side, in any state, also before its Reserve; everyone who asks later, or waits now,
-        gets the failure. Idempotent: the first terminal state wins. Errors: STALE_RESERVATION for a token that was never this
-        key's.
+        """Abort ends a hand-off from either side, in any state, also before its Reserve. Calls that wait or come later get
+        the failure. It is idempotent: the first terminal state wins. Errors: STALE_RESERVATION for a token that was never
+        this key's.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def BatchReserve(self, request, context):
-        """BatchReserve reserves all or none. Refuses a key that stands twice in the batch. It waits for slots only if each of its
-        requests would, and no longer than the least patient. Errors: those of Reserve, of the first request that is refused.
+        """BatchReserve reserves all or none, and refuses a key that stands twice in the batch. It waits for slots only if
+        each request has a `max_wait`, and for the shortest of them. Errors: those of the first request that is refused, as
+        in Reserve.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def BatchPut(self, request, context):
-        """BatchPut puts many records; each item succeeds or fails alone. Errors of the call itself: INVALID_REQUEST for more than
-        `max_batch` items, DRAINING.
+        """BatchPut puts many records. Each item succeeds or fails alone. Errors of the call itself: INVALID_REQUEST for more
+        than `max_batch` items, DRAINING.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def BatchGet(self, request, context):
-        """BatchGet gets many records and answers when each item has its answer; each succeeds or fails alone. Errors of the call
-        itself: INVALID_REQUEST for more than `max_batch` items, DRAINING.
+        """BatchGet gets many records, and answers when each item has its answer. Each item succeeds or fails alone. Readers
+        are counted with the answer, not before. Errors of the call itself: INVALID_REQUEST for more than `max_batch`
+        items, DRAINING. TOO_MANY_WAITERS: the caller has too many unread answers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Session(self, request_iterator, context):
-        """Session carries single calls over one long-lived stream, which costs a fraction of a call each. Semantics and errors are
-        those of the calls alone; answers come in any order, and a waiting Get holds up nothing. When the stream ends, its
-        waiting calls are dropped; what was done stays done.
+        """Session carries single calls over one long-lived stream, which costs less than a call each. Semantics and errors
+        are those of the single calls. Answers come in any order, and a waiting Get blocks no other call. When the stream
+        ends, its waiting calls are dropped. Finished calls stay in effect.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -244,8 +248,9 @@ def add_MetadataStoreServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class MetadataStore(object):
-    """MetadataStore hands small records from prefill to decode: Reserve a slot before the prefill, Put the record after it,
-    Get it on the decode side. Each error carries a `google.rpc.Status` with an ErrorInfo; `ErrorReason` lists the reasons.
+    """MetadataStore hands small records from prefill to decode. Prefill calls Reserve before it computes and Put
+    afterwards. Decode calls Get. Each error carries a `google.rpc.Status` with an ErrorInfo. `ErrorReason` lists the
+    reasons.
     """
 
     @staticmethod

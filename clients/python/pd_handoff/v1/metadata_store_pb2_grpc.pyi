@@ -27,8 +27,9 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class MetadataStoreStub:
-    """MetadataStore hands small records from prefill to decode: Reserve a slot before the prefill, Put the record after it,
-    Get it on the decode side. Each error carries a `google.rpc.Status` with an ErrorInfo; `ErrorReason` lists the reasons.
+    """MetadataStore hands small records from prefill to decode. Prefill calls Reserve before it computes and Put
+    afterwards. Decode calls Get. Each error carries a `google.rpc.Status` with an ErrorInfo. `ErrorReason` lists the
+    reasons.
     """
 
     @_typing.overload
@@ -36,115 +37,121 @@ class MetadataStoreStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> MetadataStoreAsyncStub: ...
     Capabilities: _grpc.UnaryUnaryMultiCallable[_metadata_store_pb2.CapabilitiesRequest, _metadata_store_pb2.CapabilitiesResponse]
-    """Capabilities tells the limits that the store enforces, so that callers clamp or reject before they submit. Costs nothing
-    and needs no slot; answers while draining too. Errors: TOP_LOGPROBS_OVERFLOW or FIELD_OVERFLOW when `required` does not
-    fit, SCHEMA_MISMATCH when `expected_schema_fingerprint` differs.
+    """Capabilities returns the limits that the store enforces, so that callers clamp or reject early. It needs no slot,
+    and is answered while draining too. Errors: TOP_LOGPROBS_OVERFLOW or FIELD_OVERFLOW when `required` does not fit,
+    SCHEMA_MISMATCH when `expected_schema_fingerprint` differs.
     """
     Reserve: _grpc.UnaryUnaryMultiCallable[_metadata_store_pb2.ReserveRequest, _metadata_store_pb2.ReserveResponse]
-    """Reserve claims a slot before any compute is spent. The same owner again gets the same reservation with a renewed lease,
-    so it is the keep-alive too. Errors: the overflow errors for declared widths, ARENA_FULL, TOO_MANY_WAITERS,
-    HANDOFF_EXISTS, STALE_RESERVATION for a lower attempt, PRODUCER_RESTARTED for an older producer epoch, and the outcome
-    of an attempt that has ended already.
+    """Reserve claims a slot before any compute is spent. The same owner again gets the same reservation with a renewed
+    lease: this is the keep-alive. Errors: TOP_LOGPROBS_OVERFLOW or FIELD_OVERFLOW for declared widths, ARENA_FULL,
+    TOO_MANY_WAITERS, HANDOFF_EXISTS. STALE_RESERVATION is for a lower attempt, PRODUCER_RESTARTED for an older
+    producer epoch. An attempt that has ended answers with its outcome.
     """
     Put: _grpc.UnaryUnaryMultiCallable[_metadata_store_pb2.PutRequest, _metadata_store_pb2.PutResponse]
-    """Put publishes the record, whole or not at all, and wakes waiting readers. A refused Put leaves the reservation as it
-    was: clamp and put again, or abort. The same token with the same record again is OK with the same answer. Errors:
+    """Put publishes the record, whole or not at all, and wakes waiting readers. A refused Put leaves the reservation
+    unchanged: clamp and put again, or abort. The same token and record again get the same answer. Errors:
     STALE_RESERVATION, RESERVATION_EXPIRED, HANDOFF_ABORTED, INVALID_RECORD, TOP_LOGPROBS_OVERFLOW, FIELD_OVERFLOW,
     RECORD_IMMUTABLE; with `reserve`, those of Reserve too.
     """
     Get: _grpc.UnaryUnaryMultiCallable[_metadata_store_pb2.GetRequest, _metadata_store_pb2.GetResponse]
-    """Get returns the record, waiting for it up to `max_wait`, also for a Reserve that has not come yet. A Get that gave up
-    marks nothing. Errors: HANDOFF_NOT_FOUND, RECORD_NOT_READY, HANDOFF_ABORTED, HANDOFF_EXPIRED, PRODUCER_RESTARTED,
-    ALREADY_CONSUMED, STORE_RESTARTED, TOO_MANY_WAITERS.
+    """Get returns the record. It waits up to `max_wait`, also for a Reserve that has not come yet. A Get that gave up
+    changes nothing. Errors: HANDOFF_NOT_FOUND, RECORD_NOT_READY, HANDOFF_ABORTED, HANDOFF_EXPIRED, PRODUCER_RESTARTED,
+    ALREADY_CONSUMED, STORE_RESTARTED, REQUEST_MISMATCH, TOO_MANY_WAITERS.
     """
     Release: _grpc.UnaryUnaryMultiCallable[_metadata_store_pb2.ReleaseRequest, _metadata_store_pb2.ReleaseResponse]
-    """Release gives back what the caller no longer needs: by token the producer's reservation, by reader id a reader's claim
-    (it counts as that reader's consumption). Repeated, or of something ended: OK. Errors: STALE_RESERVATION for a token
-    that was never this key's.
+    """Release gives up what the caller no longer needs. By token, the producer gives up its reservation. By reader id, a
+    reader gives up its read, which counts as consumption. It may be repeated, and is OK for what has ended. Errors:
+    STALE_RESERVATION for a token that was never this key's.
     """
     Abort: _grpc.UnaryUnaryMultiCallable[_metadata_store_pb2.AbortRequest, _metadata_store_pb2.AbortResponse]
-    """Abort ends a hand-off from either side, in any state, also before its Reserve; everyone who asks later, or waits now,
-    gets the failure. Idempotent: the first terminal state wins. Errors: STALE_RESERVATION for a token that was never this
-    key's.
+    """Abort ends a hand-off from either side, in any state, also before its Reserve. Calls that wait or come later get
+    the failure. It is idempotent: the first terminal state wins. Errors: STALE_RESERVATION for a token that was never
+    this key's.
     """
     BatchReserve: _grpc.UnaryUnaryMultiCallable[_metadata_store_pb2.BatchReserveRequest, _metadata_store_pb2.BatchReserveResponse]
-    """BatchReserve reserves all or none. Refuses a key that stands twice in the batch. It waits for slots only if each of its
-    requests would, and no longer than the least patient. Errors: those of Reserve, of the first request that is refused.
+    """BatchReserve reserves all or none, and refuses a key that stands twice in the batch. It waits for slots only if
+    each request has a `max_wait`, and for the shortest of them. Errors: those of the first request that is refused, as
+    in Reserve.
     """
     BatchPut: _grpc.UnaryUnaryMultiCallable[_metadata_store_pb2.BatchPutRequest, _metadata_store_pb2.BatchPutResponse]
-    """BatchPut puts many records; each item succeeds or fails alone. Errors of the call itself: INVALID_REQUEST for more than
-    `max_batch` items, DRAINING.
+    """BatchPut puts many records. Each item succeeds or fails alone. Errors of the call itself: INVALID_REQUEST for more
+    than `max_batch` items, DRAINING.
     """
     BatchGet: _grpc.UnaryUnaryMultiCallable[_metadata_store_pb2.BatchGetRequest, _metadata_store_pb2.BatchGetResponse]
-    """BatchGet gets many records and answers when each item has its answer; each succeeds or fails alone. Errors of the call
-    itself: INVALID_REQUEST for more than `max_batch` items, DRAINING.
+    """BatchGet gets many records, and answers when each item has its answer. Each item succeeds or fails alone. Readers
+    are counted with the answer, not before. Errors of the call itself: INVALID_REQUEST for more than `max_batch`
+    items, DRAINING. TOO_MANY_WAITERS: the caller has too many unread answers.
     """
     Session: _grpc.StreamStreamMultiCallable[_metadata_store_pb2.SessionRequest, _metadata_store_pb2.SessionResponse]
-    """Session carries single calls over one long-lived stream, which costs a fraction of a call each. Semantics and errors are
-    those of the calls alone; answers come in any order, and a waiting Get holds up nothing. When the stream ends, its
-    waiting calls are dropped; what was done stays done.
+    """Session carries single calls over one long-lived stream, which costs less than a call each. Semantics and errors
+    are those of the single calls. Answers come in any order, and a waiting Get blocks no other call. When the stream
+    ends, its waiting calls are dropped. Finished calls stay in effect.
     """
 
 @_typing.type_check_only
 class MetadataStoreAsyncStub(MetadataStoreStub):
-    """MetadataStore hands small records from prefill to decode: Reserve a slot before the prefill, Put the record after it,
-    Get it on the decode side. Each error carries a `google.rpc.Status` with an ErrorInfo; `ErrorReason` lists the reasons.
+    """MetadataStore hands small records from prefill to decode. Prefill calls Reserve before it computes and Put
+    afterwards. Decode calls Get. Each error carries a `google.rpc.Status` with an ErrorInfo. `ErrorReason` lists the
+    reasons.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Capabilities: _aio.UnaryUnaryMultiCallable[_metadata_store_pb2.CapabilitiesRequest, _metadata_store_pb2.CapabilitiesResponse]  # type: ignore[assignment]
-    """Capabilities tells the limits that the store enforces, so that callers clamp or reject before they submit. Costs nothing
-    and needs no slot; answers while draining too. Errors: TOP_LOGPROBS_OVERFLOW or FIELD_OVERFLOW when `required` does not
-    fit, SCHEMA_MISMATCH when `expected_schema_fingerprint` differs.
+    """Capabilities returns the limits that the store enforces, so that callers clamp or reject early. It needs no slot,
+    and is answered while draining too. Errors: TOP_LOGPROBS_OVERFLOW or FIELD_OVERFLOW when `required` does not fit,
+    SCHEMA_MISMATCH when `expected_schema_fingerprint` differs.
     """
     Reserve: _aio.UnaryUnaryMultiCallable[_metadata_store_pb2.ReserveRequest, _metadata_store_pb2.ReserveResponse]  # type: ignore[assignment]
-    """Reserve claims a slot before any compute is spent. The same owner again gets the same reservation with a renewed lease,
-    so it is the keep-alive too. Errors: the overflow errors for declared widths, ARENA_FULL, TOO_MANY_WAITERS,
-    HANDOFF_EXISTS, STALE_RESERVATION for a lower attempt, PRODUCER_RESTARTED for an older producer epoch, and the outcome
-    of an attempt that has ended already.
+    """Reserve claims a slot before any compute is spent. The same owner again gets the same reservation with a renewed
+    lease: this is the keep-alive. Errors: TOP_LOGPROBS_OVERFLOW or FIELD_OVERFLOW for declared widths, ARENA_FULL,
+    TOO_MANY_WAITERS, HANDOFF_EXISTS. STALE_RESERVATION is for a lower attempt, PRODUCER_RESTARTED for an older
+    producer epoch. An attempt that has ended answers with its outcome.
     """
     Put: _aio.UnaryUnaryMultiCallable[_metadata_store_pb2.PutRequest, _metadata_store_pb2.PutResponse]  # type: ignore[assignment]
-    """Put publishes the record, whole or not at all, and wakes waiting readers. A refused Put leaves the reservation as it
-    was: clamp and put again, or abort. The same token with the same record again is OK with the same answer. Errors:
+    """Put publishes the record, whole or not at all, and wakes waiting readers. A refused Put leaves the reservation
+    unchanged: clamp and put again, or abort. The same token and record again get the same answer. Errors:
     STALE_RESERVATION, RESERVATION_EXPIRED, HANDOFF_ABORTED, INVALID_RECORD, TOP_LOGPROBS_OVERFLOW, FIELD_OVERFLOW,
     RECORD_IMMUTABLE; with `reserve`, those of Reserve too.
     """
     Get: _aio.UnaryUnaryMultiCallable[_metadata_store_pb2.GetRequest, _metadata_store_pb2.GetResponse]  # type: ignore[assignment]
-    """Get returns the record, waiting for it up to `max_wait`, also for a Reserve that has not come yet. A Get that gave up
-    marks nothing. Errors: HANDOFF_NOT_FOUND, RECORD_NOT_READY, HANDOFF_ABORTED, HANDOFF_EXPIRED, PRODUCER_RESTARTED,
-    ALREADY_CONSUMED, STORE_RESTARTED, TOO_MANY_WAITERS.
+    """Get returns the record. It waits up to `max_wait`, also for a Reserve that has not come yet. A Get that gave up
+    changes nothing. Errors: HANDOFF_NOT_FOUND, RECORD_NOT_READY, HANDOFF_ABORTED, HANDOFF_EXPIRED, PRODUCER_RESTARTED,
+    ALREADY_CONSUMED, STORE_RESTARTED, REQUEST_MISMATCH, TOO_MANY_WAITERS.
     """
     Release: _aio.UnaryUnaryMultiCallable[_metadata_store_pb2.ReleaseRequest, _metadata_store_pb2.ReleaseResponse]  # type: ignore[assignment]
-    """Release gives back what the caller no longer needs: by token the producer's reservation, by reader id a reader's claim
-    (it counts as that reader's consumption). Repeated, or of something ended: OK. Errors: STALE_RESERVATION for a token
-    that was never this key's.
+    """Release gives up what the caller no longer needs. By token, the producer gives up its reservation. By reader id, a
+    reader gives up its read, which counts as consumption. It may be repeated, and is OK for what has ended. Errors:
+    STALE_RESERVATION for a token that was never this key's.
     """
     Abort: _aio.UnaryUnaryMultiCallable[_metadata_store_pb2.AbortRequest, _metadata_store_pb2.AbortResponse]  # type: ignore[assignment]
-    """Abort ends a hand-off from either side, in any state, also before its Reserve; everyone who asks later, or waits now,
-    gets the failure. Idempotent: the first terminal state wins. Errors: STALE_RESERVATION for a token that was never this
-    key's.
+    """Abort ends a hand-off from either side, in any state, also before its Reserve. Calls that wait or come later get
+    the failure. It is idempotent: the first terminal state wins. Errors: STALE_RESERVATION for a token that was never
+    this key's.
     """
     BatchReserve: _aio.UnaryUnaryMultiCallable[_metadata_store_pb2.BatchReserveRequest, _metadata_store_pb2.BatchReserveResponse]  # type: ignore[assignment]
-    """BatchReserve reserves all or none. Refuses a key that stands twice in the batch. It waits for slots only if each of its
-    requests would, and no longer than the least patient. Errors: those of Reserve, of the first request that is refused.
+    """BatchReserve reserves all or none, and refuses a key that stands twice in the batch. It waits for slots only if
+    each request has a `max_wait`, and for the shortest of them. Errors: those of the first request that is refused, as
+    in Reserve.
     """
     BatchPut: _aio.UnaryUnaryMultiCallable[_metadata_store_pb2.BatchPutRequest, _metadata_store_pb2.BatchPutResponse]  # type: ignore[assignment]
-    """BatchPut puts many records; each item succeeds or fails alone. Errors of the call itself: INVALID_REQUEST for more than
-    `max_batch` items, DRAINING.
+    """BatchPut puts many records. Each item succeeds or fails alone. Errors of the call itself: INVALID_REQUEST for more
+    than `max_batch` items, DRAINING.
     """
     BatchGet: _aio.UnaryUnaryMultiCallable[_metadata_store_pb2.BatchGetRequest, _metadata_store_pb2.BatchGetResponse]  # type: ignore[assignment]
-    """BatchGet gets many records and answers when each item has its answer; each succeeds or fails alone. Errors of the call
-    itself: INVALID_REQUEST for more than `max_batch` items, DRAINING.
+    """BatchGet gets many records, and answers when each item has its answer. Each item succeeds or fails alone. Readers
+    are counted with the answer, not before. Errors of the call itself: INVALID_REQUEST for more than `max_batch`
+    items, DRAINING. TOO_MANY_WAITERS: the caller has too many unread answers.
     """
     Session: _aio.StreamStreamMultiCallable[_metadata_store_pb2.SessionRequest, _metadata_store_pb2.SessionResponse]  # type: ignore[assignment]
-    """Session carries single calls over one long-lived stream, which costs a fraction of a call each. Semantics and errors are
-    those of the calls alone; answers come in any order, and a waiting Get holds up nothing. When the stream ends, its
-    waiting calls are dropped; what was done stays done.
+    """Session carries single calls over one long-lived stream, which costs less than a call each. Semantics and errors
+    are those of the single calls. Answers come in any order, and a waiting Get blocks no other call. When the stream
+    ends, its waiting calls are dropped. Finished calls stay in effect.
     """
 
 class MetadataStoreServicer(metaclass=_abc_1.ABCMeta):
-    """MetadataStore hands small records from prefill to decode: Reserve a slot before the prefill, Put the record after it,
-    Get it on the decode side. Each error carries a `google.rpc.Status` with an ErrorInfo; `ErrorReason` lists the reasons.
+    """MetadataStore hands small records from prefill to decode. Prefill calls Reserve before it computes and Put
+    afterwards. Decode calls Get. Each error carries a `google.rpc.Status` with an ErrorInfo. `ErrorReason` lists the
+    reasons.
     """
 
     @_abc_1.abstractmethod
@@ -153,9 +160,9 @@ class MetadataStoreServicer(metaclass=_abc_1.ABCMeta):
         request: _metadata_store_pb2.CapabilitiesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_metadata_store_pb2.CapabilitiesResponse, _abc.Awaitable[_metadata_store_pb2.CapabilitiesResponse]]:
-        """Capabilities tells the limits that the store enforces, so that callers clamp or reject before they submit. Costs nothing
-        and needs no slot; answers while draining too. Errors: TOP_LOGPROBS_OVERFLOW or FIELD_OVERFLOW when `required` does not
-        fit, SCHEMA_MISMATCH when `expected_schema_fingerprint` differs.
+        """Capabilities returns the limits that the store enforces, so that callers clamp or reject early. It needs no slot,
+        and is answered while draining too. Errors: TOP_LOGPROBS_OVERFLOW or FIELD_OVERFLOW when `required` does not fit,
+        SCHEMA_MISMATCH when `expected_schema_fingerprint` differs.
         """
 
     @_abc_1.abstractmethod
@@ -164,10 +171,10 @@ class MetadataStoreServicer(metaclass=_abc_1.ABCMeta):
         request: _metadata_store_pb2.ReserveRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_metadata_store_pb2.ReserveResponse, _abc.Awaitable[_metadata_store_pb2.ReserveResponse]]:
-        """Reserve claims a slot before any compute is spent. The same owner again gets the same reservation with a renewed lease,
-        so it is the keep-alive too. Errors: the overflow errors for declared widths, ARENA_FULL, TOO_MANY_WAITERS,
-        HANDOFF_EXISTS, STALE_RESERVATION for a lower attempt, PRODUCER_RESTARTED for an older producer epoch, and the outcome
-        of an attempt that has ended already.
+        """Reserve claims a slot before any compute is spent. The same owner again gets the same reservation with a renewed
+        lease: this is the keep-alive. Errors: TOP_LOGPROBS_OVERFLOW or FIELD_OVERFLOW for declared widths, ARENA_FULL,
+        TOO_MANY_WAITERS, HANDOFF_EXISTS. STALE_RESERVATION is for a lower attempt, PRODUCER_RESTARTED for an older
+        producer epoch. An attempt that has ended answers with its outcome.
         """
 
     @_abc_1.abstractmethod
@@ -176,8 +183,8 @@ class MetadataStoreServicer(metaclass=_abc_1.ABCMeta):
         request: _metadata_store_pb2.PutRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_metadata_store_pb2.PutResponse, _abc.Awaitable[_metadata_store_pb2.PutResponse]]:
-        """Put publishes the record, whole or not at all, and wakes waiting readers. A refused Put leaves the reservation as it
-        was: clamp and put again, or abort. The same token with the same record again is OK with the same answer. Errors:
+        """Put publishes the record, whole or not at all, and wakes waiting readers. A refused Put leaves the reservation
+        unchanged: clamp and put again, or abort. The same token and record again get the same answer. Errors:
         STALE_RESERVATION, RESERVATION_EXPIRED, HANDOFF_ABORTED, INVALID_RECORD, TOP_LOGPROBS_OVERFLOW, FIELD_OVERFLOW,
         RECORD_IMMUTABLE; with `reserve`, those of Reserve too.
         """
@@ -188,9 +195,9 @@ class MetadataStoreServicer(metaclass=_abc_1.ABCMeta):
         request: _metadata_store_pb2.GetRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_metadata_store_pb2.GetResponse, _abc.Awaitable[_metadata_store_pb2.GetResponse]]:
-        """Get returns the record, waiting for it up to `max_wait`, also for a Reserve that has not come yet. A Get that gave up
-        marks nothing. Errors: HANDOFF_NOT_FOUND, RECORD_NOT_READY, HANDOFF_ABORTED, HANDOFF_EXPIRED, PRODUCER_RESTARTED,
-        ALREADY_CONSUMED, STORE_RESTARTED, TOO_MANY_WAITERS.
+        """Get returns the record. It waits up to `max_wait`, also for a Reserve that has not come yet. A Get that gave up
+        changes nothing. Errors: HANDOFF_NOT_FOUND, RECORD_NOT_READY, HANDOFF_ABORTED, HANDOFF_EXPIRED, PRODUCER_RESTARTED,
+        ALREADY_CONSUMED, STORE_RESTARTED, REQUEST_MISMATCH, TOO_MANY_WAITERS.
         """
 
     @_abc_1.abstractmethod
@@ -199,9 +206,9 @@ class MetadataStoreServicer(metaclass=_abc_1.ABCMeta):
         request: _metadata_store_pb2.ReleaseRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_metadata_store_pb2.ReleaseResponse, _abc.Awaitable[_metadata_store_pb2.ReleaseResponse]]:
-        """Release gives back what the caller no longer needs: by token the producer's reservation, by reader id a reader's claim
-        (it counts as that reader's consumption). Repeated, or of something ended: OK. Errors: STALE_RESERVATION for a token
-        that was never this key's.
+        """Release gives up what the caller no longer needs. By token, the producer gives up its reservation. By reader id, a
+        reader gives up its read, which counts as consumption. It may be repeated, and is OK for what has ended. Errors:
+        STALE_RESERVATION for a token that was never this key's.
         """
 
     @_abc_1.abstractmethod
@@ -210,9 +217,9 @@ class MetadataStoreServicer(metaclass=_abc_1.ABCMeta):
         request: _metadata_store_pb2.AbortRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_metadata_store_pb2.AbortResponse, _abc.Awaitable[_metadata_store_pb2.AbortResponse]]:
-        """Abort ends a hand-off from either side, in any state, also before its Reserve; everyone who asks later, or waits now,
-        gets the failure. Idempotent: the first terminal state wins. Errors: STALE_RESERVATION for a token that was never this
-        key's.
+        """Abort ends a hand-off from either side, in any state, also before its Reserve. Calls that wait or come later get
+        the failure. It is idempotent: the first terminal state wins. Errors: STALE_RESERVATION for a token that was never
+        this key's.
         """
 
     @_abc_1.abstractmethod
@@ -221,8 +228,9 @@ class MetadataStoreServicer(metaclass=_abc_1.ABCMeta):
         request: _metadata_store_pb2.BatchReserveRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_metadata_store_pb2.BatchReserveResponse, _abc.Awaitable[_metadata_store_pb2.BatchReserveResponse]]:
-        """BatchReserve reserves all or none. Refuses a key that stands twice in the batch. It waits for slots only if each of its
-        requests would, and no longer than the least patient. Errors: those of Reserve, of the first request that is refused.
+        """BatchReserve reserves all or none, and refuses a key that stands twice in the batch. It waits for slots only if
+        each request has a `max_wait`, and for the shortest of them. Errors: those of the first request that is refused, as
+        in Reserve.
         """
 
     @_abc_1.abstractmethod
@@ -231,8 +239,8 @@ class MetadataStoreServicer(metaclass=_abc_1.ABCMeta):
         request: _metadata_store_pb2.BatchPutRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_metadata_store_pb2.BatchPutResponse, _abc.Awaitable[_metadata_store_pb2.BatchPutResponse]]:
-        """BatchPut puts many records; each item succeeds or fails alone. Errors of the call itself: INVALID_REQUEST for more than
-        `max_batch` items, DRAINING.
+        """BatchPut puts many records. Each item succeeds or fails alone. Errors of the call itself: INVALID_REQUEST for more
+        than `max_batch` items, DRAINING.
         """
 
     @_abc_1.abstractmethod
@@ -241,8 +249,9 @@ class MetadataStoreServicer(metaclass=_abc_1.ABCMeta):
         request: _metadata_store_pb2.BatchGetRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_metadata_store_pb2.BatchGetResponse, _abc.Awaitable[_metadata_store_pb2.BatchGetResponse]]:
-        """BatchGet gets many records and answers when each item has its answer; each succeeds or fails alone. Errors of the call
-        itself: INVALID_REQUEST for more than `max_batch` items, DRAINING.
+        """BatchGet gets many records, and answers when each item has its answer. Each item succeeds or fails alone. Readers
+        are counted with the answer, not before. Errors of the call itself: INVALID_REQUEST for more than `max_batch`
+        items, DRAINING. TOO_MANY_WAITERS: the caller has too many unread answers.
         """
 
     @_abc_1.abstractmethod
@@ -251,9 +260,9 @@ class MetadataStoreServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_metadata_store_pb2.SessionRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_metadata_store_pb2.SessionResponse], _abc.AsyncIterator[_metadata_store_pb2.SessionResponse]]:
-        """Session carries single calls over one long-lived stream, which costs a fraction of a call each. Semantics and errors are
-        those of the calls alone; answers come in any order, and a waiting Get holds up nothing. When the stream ends, its
-        waiting calls are dropped; what was done stays done.
+        """Session carries single calls over one long-lived stream, which costs less than a call each. Semantics and errors
+        are those of the single calls. Answers come in any order, and a waiting Get blocks no other call. When the stream
+        ends, its waiting calls are dropped. Finished calls stay in effect.
         """
 
 def add_MetadataStoreServicer_to_server(servicer: MetadataStoreServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -14,7 +14,13 @@ from pd_handoff.engines.sglang.append import append_to_request
 from pd_handoff.engines.sglang.bridge import record_from_row, write_row
 from pd_handoff.engines.sglang.buffers import StoreMetadataBuffers, report_abort, report_finish
 from pd_handoff.engines.sglang.environment import admit, link_from_environment
-from pd_handoff.engines.sglang.keys import give_sample_room, is_fake_transfer, key_of, sample_keys, sample_room
+from pd_handoff.engines.sglang.keys import (
+    give_sample_room,
+    is_fake_transfer,
+    key_of,
+    sample_keys,
+    sample_room,
+)
 from pd_handoff.engines.sglang.link import StoreLink
 from pd_handoff.engines.sglang.request import record_from_request
 from pd_handoff.engines.sglang.row import RowMismatch, RowShape, row_from_record

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from pd_handoff import exact
+from pd_handoff._values import exact
 from pd_handoff.engines.sglang.request import selected_logprob
 from pd_handoff.v1 import record_pb2
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 
 from pd_handoff.errors import HandoffAborted, HandoffError, StaleReservation
@@ -25,25 +26,28 @@ class Attempts:
 
     def __init__(self) -> None:
         self._turns: OrderedDict[Key, tuple[int, bool]] = OrderedDict()  # attempt, over
+        self._lock = threading.Lock()  # the scheduler's thread and the courier's
 
     def begin(self, key: Key, attempt: int | None = None) -> int:
         """The attempt that starts, or goes on, now."""
-        known, over = self._turns.pop(key, (-STEP, True))
-        if attempt is None:
-            attempt = known + STEP if over else known
-        self._turns[key] = (attempt, False)
-        if len(self._turns) > REMEMBERED:
-            self._turns.popitem(last=False)
+        with self._lock:
+            known, over = self._turns.pop(key, (-STEP, True))
+            if attempt is None:
+                attempt = known + STEP if over else known
+            self._turns[key] = (attempt, False)
+            if len(self._turns) > REMEMBERED:
+                self._turns.popitem(last=False)
         return attempt
 
     def end(self, key: Key, attempt: int | None = None) -> None:
         """The present attempt is over: it was published, read, aborted or dropped. `attempt` is the one that it turned
         out to be: a reader may get a later one than it asked for, and a request may end before it has begun here."""
-        known, _ = self._turns.get(key, (-1, True))
-        if attempt is not None or known >= 0:
-            self._turns[key] = (max(known, attempt or 0), True)
-            if len(self._turns) > REMEMBERED:
-                self._turns.popitem(last=False)
+        with self._lock:
+            known, _ = self._turns.get(key, (-1, True))
+            if attempt is not None or known >= 0:
+                self._turns[key] = (max(known, attempt or 0), True)
+                if len(self._turns) > REMEMBERED:
+                    self._turns.popitem(last=False)
 
     def current(self, key: Key) -> int:
         """The attempt that was begun last; 0 for a room never seen."""

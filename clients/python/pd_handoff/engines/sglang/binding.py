@@ -45,6 +45,7 @@ class Binding:
         self.shape = shape
         self.owns = owns
         self.draft = draft
+        self.failed_at: float | None = None  # when its KV transfer was first seen to have failed
         self._failure: Failure | None = None
         self._judged = False
 

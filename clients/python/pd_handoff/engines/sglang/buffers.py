@@ -12,7 +12,7 @@ from typing import Any
 from pd_handoff.engines.sglang import runtime
 from pd_handoff.engines.sglang.common import Refused, label_of, own_attempt, refusal_of
 from pd_handoff.engines.sglang.decode_side import DecodeSide
-from pd_handoff.engines.sglang.environment import link_from_environment
+from pd_handoff.engines.sglang.environment import draft_state_required, link_from_environment
 from pd_handoff.engines.sglang.failures import failure_from_sglang, reason_of
 from pd_handoff.engines.sglang.keys import is_fake_transfer, key_of
 from pd_handoff.engines.sglang.link import StoreLink
@@ -60,7 +60,7 @@ class StoreMetadataBuffers(PrefillSide, DecodeSide):
         size: rows; kept for SGLang's signature, nothing is allocated by it but 64 bytes a row (see get_buf_infos).
         hidden_size, hidden_states_dtype, max_sampling_mask_tokens, max_top_logprobs_num, output_dsa_topk_indices_dim:
             as SGLang's constructor takes them; the rows of get_buf have these sizes.
-        custom_mem_pool: not used; nothing is registered with it.
+        custom_mem_pool: as SGLang's constructor takes it; the unused rows stay in the CPU's memory with one.
         kv_checksum_enabled: as with SGLang.
         link: the store; None is the one that the environment names (see `environment`).
         sampling_mask: hand sampling masks over; both sides need the same value.
@@ -99,6 +99,8 @@ class StoreMetadataBuffers(PrefillSide, DecodeSide):
             output_dsa_topk_indices_dim,
             sampling_mask,
         )
+        if draft_candidates is None and not draft_state_required():
+            draft_candidates = 0
         super().__init__(shape, link or link_from_environment(), refused, draft_candidates)
         self._padding: Any = None
         _buffers.add(self)
@@ -144,7 +146,8 @@ class StoreMetadataBuffers(PrefillSide, DecodeSide):
         bytes, because some backends refuse to register nothing."""
         if self._padding is None:
             torch: Any = importlib.import_module("torch")
-            self._padding = torch.zeros((self.size, PAD), dtype=torch.int32)
+            device = runtime.row_device(self.custom_mem_pool)
+            self._padding = torch.zeros((self.size, PAD), dtype=torch.int32, device=device)
         padding = self._padding
         return [padding.data_ptr()], [padding.nbytes], [padding[0].nbytes]
 
@@ -159,11 +162,9 @@ class StoreMetadataBuffers(PrefillSide, DecodeSide):
 def _say(req: Any, refusal: Failure) -> None:
     """Puts the reason in the place of what SGLang says of a KV sender that failed."""
     reason: Any = getattr(req, "finished_reason", None)
-    if hasattr(reason, "status_code") and (reason.message, reason.status_code) != (
-        refusal.message,
-        refusal.http_status,
-    ):
-        req.finished_reason = type(reason)(refusal.message, refusal.http_status)
+    status = runtime.answered_status(refusal.http_status)
+    if hasattr(reason, "status_code") and (reason.message, reason.status_code) != (refusal.message, status):
+        req.finished_reason = type(reason)(refusal.message, status)
 
 
 class _Rooms:
@@ -172,6 +173,10 @@ class _Rooms:
 
     def __init__(self, buffers: StoreMetadataBuffers) -> None:
         self._buffers = buffers
+
+    def __setitem__(self, idx: int, _: int) -> None:
+        """SGLang before 0.5.23 clears a row so."""
+        self._buffers.clear_slot(idx)
 
     def __getitem__(self, position: tuple[int, int]) -> _Room:
         binding = self._buffers._binding(position[0])

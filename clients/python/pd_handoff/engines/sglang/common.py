@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import logging
+import time
 import weakref
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -27,8 +29,11 @@ class Common:
     def __init__(self, shape: RowShape, link: StoreLink, refused: Refused | None, draft_candidates: int | None) -> None:
         self.shape = shape
         self.link = link
+        self.clock = time.monotonic
         self.draft_candidates = runtime.draft_candidates() if draft_candidates is None else draft_candidates
         self._own_refused = refused
+        self._ahead: weakref.WeakSet[Any] = weakref.WeakSet()  # claimed before they have a row
+        self._untold: deque[tuple[Any, Failure]] = deque()
         self._attempts = Attempts()
         self._reservations: dict[Key, Reservation] = {}
         self._live: weakref.WeakValueDictionary[Key, Any] = weakref.WeakValueDictionary()  # prefill's requests
@@ -38,6 +43,11 @@ class Common:
     def _begin(self, req: Any, key: Key) -> int:
         return self._attempts.begin(key, own_attempt(req))
 
+    def _tell_the_rest(self) -> None:
+        """Ends, on the scheduler's thread, the requests without a KV sender that another thread found refused."""
+        while self._untold:
+            self._tell(*self._untold.popleft())
+
     def _tell(self, req: Any, failure: Failure) -> None:
         """Ends the request on this side, with a status and a text for its user."""
         req.handoff_refused = failure
@@ -45,7 +55,7 @@ class Common:
             self._own_refused(req, failure.message, failure.http_status)
             return
         utils = importlib.import_module("sglang.srt.disaggregation.utils")
-        utils.prepare_abort(req, failure.message, status_code=failure.http_status)
+        utils.prepare_abort(req, failure.message, status_code=runtime.answered_status(failure.http_status))
 
 
 def own_attempt(req: Any) -> int | None:

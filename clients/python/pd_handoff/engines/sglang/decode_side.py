@@ -5,15 +5,14 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import MutableSequence, Sequence
-from concurrent.futures import wait
 from typing import Any
 
 from pd_handoff.engines.sglang import runtime
 from pd_handoff.engines.sglang.binding import Binding, refused
 from pd_handoff.engines.sglang.common import Common, label_of, live_beside, own_attempt
-from pd_handoff.engines.sglang.failures import fault_of, shared
+from pd_handoff.engines.sglang.failures import Unworkable, fault_of, shared
 from pd_handoff.engines.sglang.keys import is_fake_transfer, key_of
-from pd_handoff.engines.sglang.link import Unworkable
+from pd_handoff.engines.sglang.prompt import prompt_of
 from pd_handoff.engines.sglang.row import blank_row, row_from_record
 from pd_handoff.errors import HandoffError, HandoffExists, InvalidRequest
 from pd_handoff.model import Failure, Key
@@ -22,14 +21,11 @@ log = logging.getLogger(__name__)
 
 # Values of SGLang's KVPoll.
 POLL_FAILED, POLL_TRANSFERRING, POLL_SUCCESS = 0, 3, 4
-_SIBLING = 0.1  # seconds that a failed transfer waits for the store's word on it; it takes a millisecond
-_IMPATIENT = 1.0  # seconds without such waits after one in vain
+_SIBLING = 0.1  # seconds that a failed transfer counts as going on, for the store's word on it; it takes a millisecond
 
 
 class DecodeSide(Common):
     """`bind`, and what SGLang reads by index after it."""
-
-    _impatient_until = 0.0  # on the monotonic clock
 
     def bind(self, idx: int, req: Any, decode_req: Any = None) -> None:
         """Row `idx` is for this request: its record is waited for from now on, in the background. `decode_req` is what
@@ -70,7 +66,7 @@ class DecodeSide(Common):
         attempt = self._begin(req, key)
         if attempt > 0 and own_attempt(req) is None:
             self.link.fence(key, attempt)
-        future = self.link.read(key, attempt)
+        future = self.link.read(key, attempt, prompt_of(req))
         self._bindings[int(idx)] = Binding(idx, req, key, attempt, future, self.shape, draft=self.draft_candidates)
 
     def _refuse_row(self, idx: int, req: Any, key: Key, error: HandoffError) -> None:
@@ -92,17 +88,21 @@ class DecodeSide(Common):
         its record is here, and a failure as soon as prefill has aborted, whether or not the KV cache ever comes.
         SGLang then takes the least of all ranks' polls."""
         for position, decode_req in enumerate(decode_reqs):
-            polls[position] = gated(polls[position], self._binding(decode_req.metadata_buffer_index))
+            try:
+                binding = self._binding(decode_req.metadata_buffer_index)
+                polls[position] = gated(polls[position], binding, self.clock())
+            except Exception:  # nobody's request but this one's: it fails, and the scheduler's loop goes on
+                log.exception("request %s: its record cannot be looked at", label_of(decode_req.req))
+                polls[position] = POLL_FAILED
 
     def fail(self, decode_req: Any) -> bool:
         """For the branch of a failed transfer, after SGLang's own `prepare_abort`: puts the status and text of the
-        other side in the place of "Decode transfer failed". False when the store knows no reason."""
-        binding = self._binding(decode_req.metadata_buffer_index)
-        future = None if binding.over or time.monotonic() < self._impatient_until else binding.future
-        # Another rank may have had the store's answer a moment ago, or prefill's failure came by the KV transfer first.
-        # Where many fail at a time because prefill is gone, only the first is waited for.
-        if future is not None and not wait((future,), _SIBLING).done:
-            self._impatient_until = time.monotonic() + _IMPATIENT
+        other side in the place of "Decode transfer failed". False when the store knows no reason, or has not said it
+        yet (see `gated`)."""
+        try:
+            binding = self._binding(decode_req.metadata_buffer_index)
+        except LookupError:
+            return False
         if not binding.over or binding.failure is None:
             return False
         self._tell(decode_req.req, binding.failure)
@@ -164,14 +164,19 @@ class MindfulReceiver:
 
     def poll(self) -> int:
         """SGLang's KVPoll."""
-        return gated(int(self._receiver.poll()), self._binding)
+        return gated(int(self._receiver.poll()), self._binding, time.monotonic())
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._receiver, name)
 
 
-def gated(poll: int, binding: Binding) -> int:
-    """What a transfer's state is, with its record in mind."""
-    if not binding.over:
-        return POLL_TRANSFERRING if poll == POLL_SUCCESS else poll
-    return poll if binding.failure is None else POLL_FAILED
+def gated(poll: int, binding: Binding, now: float) -> int:
+    """What a transfer's state is, with its record in mind. One that failed goes on for a moment while the store may
+    still say why: another rank may have had its answer, or prefill's failure came by the KV transfer first."""
+    if binding.over:
+        return poll if binding.failure is None else POLL_FAILED
+    if poll == POLL_FAILED:
+        if binding.failed_at is None:
+            binding.failed_at = now
+        return POLL_TRANSFERRING if now < binding.failed_at + _SIBLING else POLL_FAILED
+    return POLL_TRANSFERRING if poll == POLL_SUCCESS else poll

@@ -12,10 +12,19 @@ from pd_handoff.errors import (
     HandoffError,
     HandoffExists,
     InvalidRequest,
+    RequestMismatch,
     StaleReservation,
     TopLogprobsOverflow,
 )
 from pd_handoff.model import Failure, Key
+
+
+class Unworkable(HandoffError):  # noqa: N818  # as with the other errors of the client
+    """A call failed in this process, by a setting or a fault of its own: nothing that the store or a user did."""
+
+    def __init__(self, message: str = "", **details: Any) -> None:
+        super().__init__(message, **{"reason": "INTERNAL", "code": "INTERNAL", **details})
+
 
 # Parts of a record that are as long as a user's parameters make them; the others follow from the engines' settings.
 _USERS_OWN = ("token_ids_logprobs", "sampling_mask_tokens")
@@ -30,13 +39,15 @@ def failure_of(error: HandoffError, prefix: str = "") -> Failure:
 
 
 def _status(error: HandoffError) -> int:
+    if isinstance(error, RequestMismatch):
+        return 409
     theirs = isinstance(error, (TopLogprobsOverflow, HandoffExists, StaleReservation, InvalidRequest)) or (
         isinstance(error, FieldOverflow) and error.field in _USERS_OWN
     )
     return error.http_status if theirs or error.http_status >= 500 else 500
 
 
-def fault_of(error: Exception) -> Failure:
+def fault_of(error: BaseException) -> Failure:
     """What is neither a refusal of the store's nor the user's doing. The log has the details, the user their kind."""
     return Failure(500, "INTERNAL", f"the hand-off between prefill and decode failed: {type(error).__name__}")
 

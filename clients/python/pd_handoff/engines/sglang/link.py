@@ -1,4 +1,4 @@
-"""One process's connection to its store: publishing at once, reading and aborting in the background."""
+"""One process's connection to its store. Everything happens in the background."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ import re
 import time
 import weakref
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from functools import partial
 from typing import Any, TypeVar
 
 from pd_handoff import aio
-from pd_handoff._channel import DEFAULT_TARGET, target_of
-from pd_handoff._requests import new_name
+from pd_handoff._calls.requests import new_name
+from pd_handoff._transport.channel import DEFAULT_TARGET, target_of
 from pd_handoff.client import PrefillClient
 from pd_handoff.engines.sglang.attempts import CATCH_UP, FENCE, STEP, is_behind
 from pd_handoff.engines.sglang.breaker import Breaker
 from pd_handoff.engines.sglang.connections import Connections
-from pd_handoff.engines.sglang.failures import fault_of
+from pd_handoff.engines.sglang.courier import Courier
+from pd_handoff.engines.sglang.failures import Unworkable, fault_of
+from pd_handoff.engines.sglang.prompt import Prompt
 from pd_handoff.engines.sglang.texts import sendable
 from pd_handoff.errors import (
     ArenaFull,
@@ -44,26 +46,18 @@ log = logging.getLogger(__name__)
 _CLAIM = 30.0  # seconds that an abort of one's own outlives a store that is away
 _CLAIM_PAUSE = 0.5  # seconds between two tries of it
 _LEAST_PAUSE = 0.05  # seconds between two asks for a record that a store refuses to wait for
-_FENCE = 0.5  # seconds that decode's loop waits for a fence; it takes a millisecond
-_PROBE = 0.25  # seconds that prefill's loop waits to learn whether a store is back
+_PROBE = 0.25  # seconds that prefill's calls wait to learn whether a store is back
 
 MOST_READERS = 1024  # as a store takes them
 PLAIN = Failure(500, "ABORTED", "the other side ended the request; its own words could not be sent")
 namespace_fits = re.compile(r"[A-Za-z0-9._-]{0,128}").fullmatch
 
 
-class Unworkable(HandoffError):  # noqa: N818  # as with the other errors of the client
-    """A call failed in this process, by a setting or a fault of its own: nothing that the store or a user did."""
-
-    def __init__(self, message: str = "", **details: Any) -> None:
-        super().__init__(message, **{"reason": "INTERNAL", "code": "INTERNAL", **details})
-
-
 class StoreLink:
-    """How one scheduler process (one rank) of SGLang reaches the store. Prefill publishes with a blocking client,
-    because the next step needs the answer; decode waits for its records on one background thread, however many there
-    are, so that a scheduler's loop never blocks on a record that is not there. A store that is away makes prefill's
-    loop wait once; then its calls fail at once for a while (see Breaker).
+    """How one scheduler process (one rank) of SGLang reaches the store. Prefill's reservations and records go by the
+    `courier`, one thread that batches them; decode waits for its records on one background thread, however many there
+    are. So a scheduler's loop never waits for the store. While a store is away, prefill's calls fail at once (see
+    Breaker).
 
     Args:
         target: `host:port` or `unix:PATH` of the store.
@@ -71,14 +65,15 @@ class StoreLink:
         publishes: whether this rank publishes. All ranks of a prefill hold the same record: let one of them do it.
         reports: whether this rank tells the store of aborts; None is as `publishes`. One rank of those that end a
             request alike is enough, and only the one that publishes knows why the store refused a record.
-        expected_readers: how many decode ranks read each record.
+        expected_readers: how many decode ranks read each record; None takes the attention TP size that decode gives
+            when it connects.
         reader_id: names this rank among them; made up when None.
         lease: seconds that a slot is held for a prefill that has begun.
-        slot_wait: seconds that a publication waits for a free slot, in the scheduler's loop.
+        slot_wait: seconds that a publication waits for a free slot.
         wait: seconds that decode waits for a record before the request fails.
         timeout: seconds that a call may take on top of its waits.
-        retries: how calls outlive a store that is away; None keeps it short where the scheduler waits (2 s), and longer
-            in the background (30 s).
+        retries: how calls outlive a store that is away; None keeps it short for prefill (2 s), whose requests fail
+            then, and longer for reads and aborts (30 s).
         pause: seconds that prefill's calls fail at once after one that got no answer, before the store is asked again.
         clock: seconds that only grow, by which `pause` is measured.
         options: `credentials`, `token`, `instance_id`, `epoch` and the like, as both clients take them.
@@ -91,7 +86,7 @@ class StoreLink:
         namespace: str = "",
         publishes: bool = True,
         reports: bool | None = None,
-        expected_readers: int = 1,
+        expected_readers: int | None = None,
         reader_id: str | None = None,
         lease: float = 600.0,
         slot_wait: float = 0.5,
@@ -105,7 +100,7 @@ class StoreLink:
         """Raises ValueError for a target that is no address, and for a namespace or expected_readers that no store
         takes."""
         target_of(target)
-        if not 1 <= expected_readers <= MOST_READERS:
+        if expected_readers is not None and not 1 <= expected_readers <= MOST_READERS:
             raise ValueError(f"expected_readers must be from 1 to {MOST_READERS}, is {expected_readers}")
         if not namespace_fits(namespace):
             raise ValueError(f"namespace must be up to 128 of letters, digits, '.', '_' and '-', is {namespace!r}")
@@ -125,9 +120,10 @@ class StoreLink:
         probe = {**others, "timeout": min(timeout, _PROBE), "retries": NO_RETRIES}
         self._connections = Connections(self.target, self._settings, background, probe)
         self.breaker = Breaker(self._connections.probe, pause=pause, clock=clock)
+        self.courier = Courier(self._connections.prefill, self.breaker)
         # SGLang drops its buffers without a word when a node changes its role. Whatever runs then must not be held up,
         # nor may the last reference go on the background thread and wait there for itself: a thread of its own closes.
-        finalizer = weakref.finalize(self, _thread.start_new_thread, self._connections.close, ())
+        finalizer = weakref.finalize(self, _thread.start_new_thread, _close, (self.courier, self._connections))
         finalizer.atexit = False
 
     @property
@@ -135,37 +131,17 @@ class StoreLink:
         """The blocking client of the producer's side."""
         return self._connections.prefill()
 
-    def call(self, work: Callable[[PrefillClient], T]) -> T:
-        """One call of prefill's, in the scheduler's loop. Raises nothing but a HandoffError: StoreUnavailable at once
-        while the store is known to be away, Unworkable for what is neither an answer of the store's nor its absence."""
-        self.breaker.check()  # and no note of that: a refusal here would put off the next look at the store
-        try:
-            return work(self.prefill)
-        except HandoffError as error:
-            self.breaker.note(error)
-            raise
-        except Exception as error:
-            log.exception("a call of the store could not be made")
-            raise Unworkable(fault_of(error).message) from error
-
     def fence(self, key: Key, attempt: int) -> None:
         """Keeps every attempt below `attempt` from being taken for it: a prefill that has forgotten what it did in this
-        room is told so by the store. Waits for the answer, since SGLang's prefill must not publish before; gives up
-        after half a second, and does not wait while the store is known to be away."""
-        placed = self._start(lambda client: _fence(client, key, attempt), to_settle=True)
-        try:
-            self.breaker.check()
-        except Exception as error:
-            log.debug("room %d: the fence is not waited for: %s", key.room, error)
-            return
-        if not wait((placed,), _FENCE).done:
-            self.breaker.note(DeadlineExceeded(f"room {key.room}: no answer to decode's fence"))
+        room learns so from the store. Sent in the background; SGLang's prefill has a whole prefill to do before it
+        publishes."""
+        self._start(lambda client: _fence(client, key, attempt), to_settle=True)
 
-    def read(self, key: Key, attempt: int) -> Future[Handoff]:
-        """Waits for a record in the background and consumes it. The future fails with a HandoffError; cancelling it
-        ends the wait."""
+    def read(self, key: Key, attempt: int, prompt: Prompt | None = None) -> Future[Handoff]:
+        """Waits for a record in the background and consumes it; with a `prompt`, only the record of that one. The
+        future fails with a HandoffError; cancelling it ends the wait."""
         patience = self.wait  # and not self: a link that was dropped is not kept by what waits on it
-        return self._start(lambda client: _read(client, key, attempt, patience))
+        return self._start(lambda client: _read(client, key, attempt, patience, prompt))
 
     def abort(self, key: Key, failure: Failure, attempt: int) -> Future[bool]:
         """Aborts in the background: a scheduler does not wait for it. The future tells, and the log when it failed."""
@@ -201,8 +177,8 @@ class StoreLink:
         self._connections.settle(timeout)
 
     def close(self) -> None:
-        """Ends waits, sends what aborts are still to be sent, and closes the connections."""
-        self._connections.close()
+        """Ends waits, sends what records and aborts are still to be sent, and closes the connections."""
+        _close(self.courier, self._connections)
 
     def _start(
         self, work: Callable[[aio.DecodeClient], Coroutine[Any, Any, T]], *, to_settle: bool = False
@@ -213,6 +189,11 @@ class StoreLink:
             return _never(error)
 
 
+def _close(courier: Courier, connections: Connections) -> None:
+    courier.close()
+    connections.close()
+
+
 def _never(error: Exception) -> Future[Any]:
     """In the place of what could not be started at all."""
     log.error("a call of the store could not be made", exc_info=error)
@@ -221,12 +202,15 @@ def _never(error: Exception) -> Future[Any]:
     return future
 
 
-async def _read(client: aio.DecodeClient, key: Key, attempt: int, patience: float) -> Handoff:
+async def _read(client: aio.DecodeClient, key: Key, attempt: int, patience: float, prompt: Prompt | None) -> Handoff:
+    digest = None if prompt is None else prompt.digest()
     deadline = time.monotonic() + patience
     while True:  # ends with the deadline
         began = time.monotonic()
         try:
-            return await client.get(key, attempt=attempt, max_wait=max(deadline - began, 0.0), consume=True)
+            return await client.get(
+                key, attempt=attempt, max_wait=max(deadline - began, 0.0), consume=True, request_digest=digest
+            )
         except RecordNotReady:  # the store's longest wait may be shorter than ours
             now = time.monotonic()
             if now >= deadline:

@@ -31,13 +31,13 @@ def record_from_request(req: Any, *, kv_checksum: tuple[int, int] | None = None)
     """The record of a request that has been prefilled. `kv_checksum` is (digest, layout signature).
 
     Raises InvalidRecord, naming the field, where SGLang's class would pad, cut, broadcast or overwrite: lists of
-    unequal lengths, several rows of sampling masks, numbers that the record cannot hold."""
+    unequal lengths, numbers that the record cannot hold."""
     if len(req.output_ids) == 0:
         raise invalid_record("tokens", "the request has no output token")
     token = Token(token_id=req.output_ids[0])
     if req.return_logprob:
         _read_logprobs(token, req.logprob, req.output_ids[0])
-    image, audio, video = req.get_mm_token_counts()
+    image, audio, video = _modality_tokens(req)
     record = Record(
         tokens=[token],
         cached_tokens=CachedTokens(
@@ -57,9 +57,20 @@ def record_from_request(req: Any, *, kv_checksum: tuple[int, int] | None = None)
     return message
 
 
+def _modality_tokens(req: Any) -> tuple[int, int, int]:
+    """(image, audio, video) tokens of the prompt."""
+    counts: tuple[int, int, int]
+    if hasattr(req, "get_mm_token_counts"):
+        counts = req.get_mm_token_counts()
+    else:  # before 0.5.23
+        inputs = req.multimodal_inputs
+        counts = inputs.compute_mm_token_counts() if inputs else (0, 0, 0)
+    return counts
+
+
 def _read_logprobs(token: Token, logprob: Any, token_id: int) -> None:
-    token.logprob = _first(logprob.output_token_logprobs_val)
-    named = _first(logprob.output_token_logprobs_idx)
+    token.logprob = _last(logprob.output_token_logprobs_val)
+    named = _last(logprob.output_token_logprobs_idx)
     if named is not None and named != token_id:
         raise invalid_record("tokens[0].logprob", f"belongs to token {named}, the request's token is {token_id}")
     token.top_logprobs = _pairs("top_logprobs", logprob.output_top_logprobs_val, logprob.output_top_logprobs_idx)
@@ -71,7 +82,7 @@ def _read_logprobs(token: Token, logprob: Any, token_id: int) -> None:
 
 
 def _pairs(name: str, values: Any, token_ids: Any) -> Logprobs | None:
-    value_row, id_row = _first(values), _first(token_ids)
+    value_row, id_row = _last(values), _last(token_ids)
     if value_row is None and id_row is None:
         return None
     count, ids = (0 if row is None else len(row) for row in (value_row, id_row))
@@ -80,24 +91,31 @@ def _pairs(name: str, values: Any, token_ids: Any) -> Logprobs | None:
     return Logprobs(value_row, id_row)
 
 
-def _first(rows: Any) -> Any:
-    """The row of the first output token; None where SGLang has no list, or an empty one."""
-    return None if rows is None or len(rows) == 0 else rows[0]
+def _last(rows: Any) -> Any:
+    """The row of the hand-off token; None where SGLang has no list, or an empty one. An optimistic prefill that is done
+    again leaves the rows of its former rounds in front."""
+    return None if rows is None or len(rows) == 0 else rows[-1]
 
 
 def _read_sampling_mask(record: Record, chunk: Any) -> None:
-    rows = len(chunk.lengths)
-    if rows != 1:
-        raise invalid_record("sampling_mask", f"{rows} rows are queued, the hand-off token has one")
-    ids, logprobs = len(chunk.token_ids), len(chunk.logprobs)
-    if logprobs not in (0, 1, ids):
-        raise invalid_record("sampling_mask", f"{logprobs} logprobs for {ids} token ids")
+    rows, every = len(chunk.lengths), len(chunk.token_ids)
+    if rows == 0:
+        raise invalid_record("sampling_mask", "the request asks for one, and no rows of it are queued")
+    # The last row: an optimistic prefill that is done again leaves those of its former rounds in front.
+    ids = int(chunk.lengths[-1])
+    if len(chunk.logprobs) == every:
+        logprobs = ids
+    elif len(chunk.logprobs) in (0, rows):
+        logprobs = len(chunk.logprobs) // rows
+    else:
+        raise invalid_record("sampling_mask", f"{len(chunk.logprobs)} logprobs for {every} token ids of {rows} rows")
+    taken = chunk.logprobs[len(chunk.logprobs) - logprobs :]
     # Whoever reads the rows later appends to the very buffers that these are views of; the record copies them at once.
-    record.sampling_mask = SamplingMask(chunk.token_ids)
+    record.sampling_mask = SamplingMask(chunk.token_ids[every - ids :])
     if logprobs == ids:
-        record.sampling_mask.logprobs = chunk.logprobs
+        record.sampling_mask.logprobs = taken
     elif logprobs == 1:
-        record.customized_info = SELECTED_MARK + chunk.logprobs.astype("<f4", copy=False).tobytes()
+        record.customized_info = SELECTED_MARK + taken.astype("<f4", copy=False).tobytes()
 
 
 def _speculative(req: Any) -> SpeculativeState:

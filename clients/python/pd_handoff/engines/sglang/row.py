@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pd_handoff import exact
+from pd_handoff._values import exact
 from pd_handoff.engines.sglang.request import selected_logprob
 from pd_handoff.errors import HandoffError
 from pd_handoff.tensor import DataType, Tensor

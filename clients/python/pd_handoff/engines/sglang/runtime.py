@@ -3,12 +3,15 @@ published its settings, each question has the answer of an engine with one rank 
 
 from __future__ import annotations
 
+import functools
+import importlib.metadata
 import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 _CONTEXT = "sglang.srt.runtime_context"
+_UTILS = "sglang.srt.disaggregation.utils"
 _SPECULATION = "sglang.srt.speculative.spec_info"
 
 
@@ -30,14 +33,65 @@ def in_pipeline() -> bool:
     return _ask("get_parallel", lambda parallel: parallel.pp_size > 1, False)
 
 
+def is_a_side() -> bool:
+    """Whether this is a prefill node or a decode node, and not an engine that does both."""
+    return _ask("get_disagg", lambda disagg: disagg.disaggregation_mode in ("prefill", "decode"), False)
+
+
 def prefills() -> bool:
     """Whether this is a prefill node."""
     return _ask("get_disagg", lambda disagg: disagg.disaggregation_mode == "prefill", False)
 
 
+def prefills_early() -> bool:
+    """Whether prefill may start before decode has connected."""
+    return _ask(
+        "get_disagg",
+        lambda disagg: (
+            disagg.optimistic_prefill_attempts > 0
+            or getattr(disagg, "disaggregation_decode_allocation_policy", "early") == "prefill_complete"
+        ),
+        False,
+    )
+
+
+_ANSWERED = (400, 500, 503)
+
+
+def answered_status(status: int) -> int:
+    """The HTTP status with which this SGLang answers a request that ends with `status`. Before 0.5.23 its
+    tokenizer knows 400, 500 and 503, and answers others by 200 with an empty text: it is given the nearest of those."""
+    if status in _ANSWERED or not _answers_few():
+        return status
+    if status in (429, 504):
+        return 503
+    return 400 if status < 500 else 500
+
+
+@functools.cache
+def _answers_few() -> bool:
+    try:
+        version = importlib.metadata.version("sglang")
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return version.partition("+")[0] in ("0.5.21", "0.5.22")
+
+
 def transfers_are_fake() -> bool:
     """Whether SGLang runs with the transfer backend "fake", whose requests need no bootstrap host."""
     return _ask("get_disagg", lambda disagg: disagg.disaggregation_transfer_backend == "fake", False)
+
+
+def row_device(mem_pool: Any) -> str:
+    """Where SGLang's own class would put its rows, which is where the transport reaches them: on an NPU, on the GPU for
+    NVLink within a node, else in the CPU's memory."""
+    utils = sys.modules.get(_UTILS)
+    if utils is None:
+        return "cpu"
+    if utils.is_npu():
+        return "npu"
+    nvlink = not mem_pool and utils.envs.SGLANG_MOONCAKE_CUSTOM_MEM_POOL.get() == "INTRA_NODE_NVLINK"
+    return "cuda" if nvlink else "cpu"
 
 
 def draft_candidates() -> int:

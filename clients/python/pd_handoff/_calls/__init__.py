@@ -1,0 +1,1 @@
+"""Every call of the contract: its request, its retries and its answer. Private."""

@@ -1,0 +1,1 @@
+"""What carries calls to a store: channels, single calls and Sessions. Private."""

@@ -1,0 +1,1 @@
+"""Conversions of single values: numbers, arrays, durations, JSON. Private."""

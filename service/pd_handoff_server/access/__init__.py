@@ -1,0 +1,1 @@
+"""Authentication and authorisation of callers, TLS, and the files that both read."""

@@ -1,0 +1,1 @@
+"""The calls: messages to values, the store asked, answers and refusals to messages. Whatever transport carries them."""

@@ -1,0 +1,1 @@
+"""Settings of the operating system process: allocator, memory and environment."""
