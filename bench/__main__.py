@@ -10,7 +10,21 @@ from pathlib import Path
 from . import bars, machine, servers
 from .results import Report
 from .scene import FULL, QUICK, Scene
-from .sections import batches, blocking, floor, growth, h2load, handoff, load, many, memory, session, sizing, waiting
+from .sections import (
+    batches,
+    blocking,
+    engine,
+    floor,
+    growth,
+    h2load,
+    handoff,
+    load,
+    many,
+    memory,
+    session,
+    sizing,
+    waiting,
+)
 
 WORDS = """\
 "client" is this project's Python client, with all its checks; "stub" gRPC's public Python stub on ready-made bytes; a
@@ -33,6 +47,7 @@ SECTIONS = {
     "growth": growth.run,
     "sizing": sizing.run,
     "floor": floor.run,
+    "engine": engine.run,
     "memory": memory.run,
 }
 

@@ -15,7 +15,7 @@ from concurrent import futures
 from types import SimpleNamespace
 from typing import Any
 
-from pd_handoff_server import process
+from pd_handoff_server.process import runtime
 
 STORE = "pd_handoff.v1.MetadataStore"
 _LONG = 512  # bytes, that no request but a Put has
@@ -26,7 +26,7 @@ def main() -> None:
     kind, address, put, get = sys.argv[1:]
     answers = {"Put": bytes(int(put)), "Get": bytes(int(get))}
     if kind == "fast":
-        process.prepare()
+        runtime.prepare()
         _fast(address, answers)
     else:
         asyncio.run(_aio(address, answers))
@@ -38,16 +38,16 @@ def _bound(address: str, port: int) -> str:
 
 def _fast(address: str, answers: dict[str, bytes]) -> None:
     import grpc  # noqa: PLC0415 - after `prepare`
-    from pd_handoff_server.rpc.fast import internals  # noqa: PLC0415
-    from pd_handoff_server.rpc.fast.front import Front  # noqa: PLC0415
-    from pd_handoff_server.rpc.fast.server import routes  # noqa: PLC0415
-    from pd_handoff_server.rpc.gate import UNARY  # noqa: PLC0415
-    from pd_handoff_server.rpc.unread import Unread  # noqa: PLC0415
+    from pd_handoff_server.handlers.send_budget import Unread  # noqa: PLC0415
+    from pd_handoff_server.transport.gate import UNARY  # noqa: PLC0415
+    from pd_handoff_server.transport.serving_thread import grpc_internals  # noqa: PLC0415
+    from pd_handoff_server.transport.serving_thread.context import Front  # noqa: PLC0415
+    from pd_handoff_server.transport.serving_thread.server import routes  # noqa: PLC0415
 
     def handler(answer: bytes) -> Any:
         return lambda data, call, done: answer
 
-    class Bare(internals.Tag):
+    class Bare(grpc_internals.Tag):
         """A stream of which every message is answered at once."""
 
         __slots__ = ("_call",)
@@ -56,17 +56,17 @@ def _fast(address: str, answers: dict[str, bytes]) -> None:
             self._call = event.call
 
         def begin(self) -> None:
-            internals.start_watch(self._call, internals.Step(lambda event: None))
-            internals.start_initial_and_receive(self._call, self)
+            grpc_internals.start_watch(self._call, grpc_internals.Step(lambda event: None))
+            grpc_internals.start_initial_and_receive(self._call, self)
 
-        def complete(self, event: Any) -> internals.Served | None:
-            message = internals.received(event)
+        def complete(self, event: Any) -> grpc_internals.Served | None:
+            message = grpc_internals.received(event)
             if message is None:
-                end = internals.Step(lambda event: self)
-                internals.start_status(self._call, 0, b"", None, end, watched=True, begun=True)
+                end = grpc_internals.Step(lambda event: self)
+                grpc_internals.start_status(self._call, 0, b"", None, end, watched=True, begun=True)
             else:
                 answer = answers["Put" if len(message) > _LONG else "Get"]
-                internals.start_send_and_receive(self._call, answer, self)
+                grpc_internals.start_send_and_receive(self._call, answer, self)
             return None
 
     calls = SimpleNamespace(handlers={name: handler(answers.get(name, b"")) for name in UNARY})
@@ -76,7 +76,7 @@ def _fast(address: str, answers: dict[str, bytes]) -> None:
     server = grpc.server(futures.ThreadPoolExecutor(1), options=[("grpc.so_reuseport", 0)])
     port = server.add_insecure_port(address)
     answered = {**routes(Front(gate, lambda *_: None)), f"/{STORE}/Session".encode(): Bare}
-    internals.Loop(server, answered, lambda error: print(repr(error), file=sys.stderr)).start()
+    grpc_internals.Loop(server, answered, lambda error: print(repr(error), file=sys.stderr)).start()
     print("serving", _bound(address, port), flush=True)
     server.wait_for_termination()
 

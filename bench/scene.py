@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pd_handoff_server.process import EXPERIMENTS
+from pd_handoff_server.process.runtime import EXPERIMENTS
 
 from . import payload, peers, records, servers
 from .results import Report

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from pd_handoff.v1 import metadata_store_pb2 as pb
-from pd_handoff_server import native
+from pd_handoff_server import parser
 from pd_handoff_server.build import build_store
 from pd_handoff_server.config import Settings
+from pd_handoff_server.handlers import responses
+from pd_handoff_server.handlers.call import Call, Handler
+from pd_handoff_server.handlers.capabilities import SCHEMA_FINGERPRINT, Describer
+from pd_handoff_server.handlers.store import Calls
 from pd_handoff_server.lifecycle import SystemClock
-from pd_handoff_server.rpc import wire
-from pd_handoff_server.rpc.call import Call, Handler
-from pd_handoff_server.rpc.calls import Calls
-from pd_handoff_server.rpc.capabilities import SCHEMA_FINGERPRINT, Describer
 
 from bench import records
 from bench.scene import NARROW, QUICK, Scene
@@ -34,12 +34,12 @@ _BATCH = 192  # records timed together; the least of many is what the code costs
 def run(scene: Scene) -> None:
     """All of it."""
     store, _ = build_store(Settings(slots=scene.amount.slots, **NARROW), SystemClock())
-    readers = {"Python": native.load(SCHEMA_FINGERPRINT, "off")}
-    found = native.load(SCHEMA_FINGERPRINT)
-    if native.why_not(found) is None:
+    readers = {"Python": parser.load(SCHEMA_FINGERPRINT, "off")}
+    found = parser.load(SCHEMA_FINGERPRINT)
+    if parser.why_not(found) is None:
         readers["C"] = found
     else:
-        scene.report.lacks(f"the reader in C ({native.why_not(found)})")
+        scene.report.lacks(f"the reader in C ({parser.why_not(found)})")
     calls = {
         name: Calls(store, Describer("bench", 128, 1 << 22, ()), 128, reader=reader).handlers
         for name, reader in readers.items()
@@ -73,7 +73,7 @@ def _in_batches(scene: Scene, what: str, handlers: Mapping[str, Handler], record
 
 def _joined(requests: Iterable[bytes]) -> list[bytes]:
     """Batches: every one of them has its requests in field 1."""
-    framed = [wire.framed(1, request) for request in requests]
+    framed = [responses.framed(1, request) for request in requests]
     return [b"".join(framed[at : at + _ITEMS]) for at in range(0, len(framed), _ITEMS)]
 
 
