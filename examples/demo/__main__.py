@@ -9,16 +9,18 @@ import os
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from pd_handoff import DecodeClient, HandoffError
 
 from examples.demo import verdicts
 from examples.demo.pipes import Child
 from examples.demo.store import Store
-from examples.demo.workload import GREEDY, PLAIN, STUBBORN, TOO_LONG
+from examples.demo.workload import GREEDY, PLAIN, STUBBORN, TOO_LONG, Request
 
 PATIENCE = 120.0
 """Seconds for any one step, on a slow machine too."""
@@ -30,9 +32,36 @@ ENVIRONMENT = {
 }
 
 
+INTRODUCTION = """\
+One request, two processes: prefill computes the prompt and the first token, decode generates the other 15. The first
+token, its logprobs and a hidden state go through the store; the KV cache goes by a file.
+
+The model is a Llama of 4 layers, hidden size 256, with seeded random weights: real arithmetic, meaningless text.
+Nothing is downloaded. A token is a number from 0 to 511.
+"""
+
+EXPLANATION = """
+How to read it: 'held' says whether a row did what it must. Rows 0 to 50 were handed over, and every token, logprob and
+hidden state equals, bit for bit, what one undivided process computes. Row 50 asked for 200 top logprobs; its gateway
+clamped them to the store's limit. Row 51 did not clamp: it was refused before its prefill was computed. Row 52 was
+aborted by prefill, and decode, which was waiting, got the reason at once. The last row: no slot is left in use.
+"""
+
+NEXT = """
+Next: run `.venv/bin/pd-handoff serve`, and in a second terminal `.venv/bin/pd-handoff doctor`, then `... top`.
+docs/tutorial.md hands a record over by hand; examples/demo/prefill.py and decode.py are the two sides of this demo.
+"""
+
+
+def step(number: int, text: str) -> None:
+    """Says how far it is."""
+    print(f"[{number}/4] {text}", flush=True)
+
+
 def main() -> int:
     """Run it all; returns the exit status."""
     started = time.monotonic()
+    print(INTRODUCTION, flush=True)
     os.environ.update(ENVIRONMENT)
     with tempfile.TemporaryDirectory(prefix="pd-handoff-demo-") as name, ExitStack() as stack:
         directory = Path(name)
@@ -51,12 +80,13 @@ def run(directory: Path, stack: ExitStack) -> list[verdicts.Row]:
 
     Raises RuntimeError, OSError or HandoffError when a process does not do its part.
     """
+    step(1, "starting four processes: store, prefill, decode, and the undivided reference (each loads torch)")
     store = Store(directory, "--slots", "4", "--max-top-logprobs", "128")
     stack.callback(store.stop)
     undivided, prefill, decode = (start(stack, role, store, directory) for role in ("undivided", "prefill", "decode"))
     store.wait_until_serving(PATIENCE)
     pids = ", ".join(str(each.process.pid) for each in (store, prefill, decode))
-    print(f"store, prefill and decode are processes {pids}", flush=True)
+    step(2, f"the store serves; store, prefill and decode are processes {pids}; the models are loading")
     weights = [child.expect("ready", PATIENCE)["weights"] for child in (undivided, prefill, decode)]
 
     with DecodeClient(store.target) as client:
@@ -65,13 +95,16 @@ def run(directory: Path, stack: ExitStack) -> list[verdicts.Row]:
         greedy = replace(GREEDY, top_logprobs=before.clamp_top_logprobs(GREEDY.top_logprobs))
         whole = [*PLAIN, greedy]
         requests = [request.to_json() for request in (*whole, STUBBORN, TOO_LONG)]
+        step(3, f"the reference computes {len(whole)} requests undivided")
         undivided.tell(requests=requests[: len(whole)])
         expected = [undivided.expect("generated", PATIENCE) for _ in whole]
+        step(4, f"decode asks for {len(requests)} rooms and waits; prefill computes them one by one")
         decode.tell(requests=requests)
         decode.expect("waiting", PATIENCE)
         prefill.tell(requests=requests)
         served = [prefill.expect("served", PATIENCE) for _ in requests]
         received = [decode.expect("served", PATIENCE) for _ in requests]
+        show_tokens(whole, received)
         after = client.capabilities()
     for child in (undivided, prefill, decode):
         child.end(PATIENCE)
@@ -83,6 +116,16 @@ def run(directory: Path, stack: ExitStack) -> list[verdicts.Row]:
         verdicts.aborted(TOO_LONG, served[-1], received[-1]),
         verdicts.left_behind(before, after, store.stop(), weights),
     ]
+
+
+def show_tokens(requests: Sequence[Request], received: Sequence[dict[str, Any]]) -> None:
+    """The tokens of each request: who sampled which."""
+    for request, answer in zip(requests, received, strict=False):
+        if answer["outcome"] == "generated":
+            first, *rest = (token["token_id"] for token in answer["sampled"])
+            shown = " ".join(f"{token_id:>3}" for token_id in rest)
+            print(f"      room {request.room:<20} prefill {first:>3} | decode {shown}")
+    print(flush=True)
 
 
 def start(stack: ExitStack, role: str, store: Store, directory: Path) -> Child:
@@ -101,7 +144,9 @@ def report(rows: list[verdicts.Row], seconds: float) -> int:
     for line in lines:
         print("  ".join(f"{cell:<{width}}" for cell, width in zip(line, [*widths, 0], strict=True)))
     failed = sum(not row.held for row in rows)
+    print(EXPLANATION)
     print(f"{len(rows) - failed} of {len(rows)} held, in {seconds:.1f} s")
+    print(NEXT)
     return 1 if failed else 0
 
 

@@ -15,7 +15,13 @@ from typing import Any
 
 import torch.distributed
 from pd_handoff import DecodeClient
-from pd_handoff.engines.sglang import SlotAllocator, StoreLink, StoreMetadataBuffers, key_of, write_row
+from pd_handoff.engines.sglang import (
+    SlotAllocator,
+    StoreLink,
+    StoreMetadataBuffers,
+    key_of,
+    write_row,
+)
 
 from examples.sglang.engine import load, sampling_masks
 from examples.sglang.requests import HIDDEN_DTYPE, HIDDEN_SIZE, MASK_TOKENS, SPARSE, Order, request_of, shown

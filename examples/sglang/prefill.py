@@ -9,7 +9,13 @@ import sys
 from types import SimpleNamespace
 from typing import Any
 
-from pd_handoff.engines.sglang import SlotAllocator, StoreLink, StoreMetadataBuffers, key_of, record_from_row
+from pd_handoff.engines.sglang import (
+    SlotAllocator,
+    StoreLink,
+    StoreMetadataBuffers,
+    key_of,
+    record_from_row,
+)
 
 from examples.sglang.engine import load, sampling_masks
 from examples.sglang.requests import HIDDEN_DTYPE, HIDDEN_SIZE, MASK_TOKENS, SPARSE, TOPK, Order, compute, request_of
@@ -54,6 +60,7 @@ class Prefill:
         req = request_of(made)
         if not self.queues.PrefillBootstrapQueue.ensure_metadata_buffer(self.queue, req):
             raise RuntimeError("no row is free")
+        self._settle()
         compute(req, made)
         self.computed += 1
         if self.utils.is_aborted(req):  # SGLang retires it here, with its row
@@ -61,10 +68,16 @@ class Prefill:
             return self._end(req)
         self.buffers.set_kv_checksum(req, made.seed + 1, 77)  # send_kv_chunk's order: checksum, then set_buf, then send
         self.buffers.set_buf(req)
+        self._settle()
         if not self.ours:
             self._send(req, made)
         self.queues.maybe_release_metadata_buffer(req, self.allocator)
         return self._end(req)
+
+    def _settle(self) -> None:
+        """SGLang's loop goes on with other requests and meets the store's answer at its next poll. This one waits."""
+        if self.ours:
+            self.buffers.settle()
 
     def _end(self, req: Any) -> dict[str, Any]:
         reason = req.finished_reason
