@@ -1,4 +1,4 @@
-"""Builds the server's extension in C, `pd_handoff_server.native._scan`, as a step of making a wheel.
+"""Builds the server's extension in C, `pd_handoff_server.parser._scan`, as a step of making a wheel.
 
 The environment variable PD_HANDOFF_NATIVE says what a build has to do: `auto` (default: build the extension where a
 C compiler and the headers of this Python are at hand, else make a wheel without it), `off` (make one without it) or
@@ -23,8 +23,8 @@ from typing import Any
 from hatchling.builders.config import BuilderConfig
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-SOURCES = Path("service/pd_handoff_server/native")
-PLACE = "pd_handoff_server/native"
+SOURCES = Path("service/pd_handoff_server/parser")
+PLACE = "pd_handoff_server/parser"
 MODES = ("auto", "off", "required")
 HOW = "For the extension, install a C compiler and python3-dev, and build again."
 

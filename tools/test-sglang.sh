@@ -10,20 +10,22 @@ cd "$(dirname "$0")/.."
 venv=.venv-sglang
 python=${PYTHON:-python3}
 
-# What the modules of the disaggregation code import, on a machine without GPUs.
+# What the modules of the disaggregation code import, on a machine without GPUs; in the last line, what the servers of
+# tools/test-sglang-pair.sh do besides, which shares this environment.
 needed=(
   aiohttp apache-tvm-ffi compressed-tensors dill einops fastapi gguf ipython msgspec numpy openai orjson packaging
   partial-json-parser pillow psutil pybase64 pydantic pyzmq requests sentencepiece setproctitle starlette torch tqdm
   transformers triton uvicorn uvloop xgrammar
+  interegular jsonschema llguidance openai-harmony python-multipart soundfile tiktoken
 )
 
 made_of=$(cat pyproject.toml constraints.txt constraints-sglang.txt tools/test-sglang.sh | sha256sum)
-native=$(cat tools/hatch_build.py service/pd_handoff_server/native/*.[ch] | sha256sum)
+native=$(cat tools/hatch_build.py service/pd_handoff_server/parser/*.[ch] | sha256sum)
 install() {
   "$venv/bin/python" -m pip install -qq --upgrade 'pip>=25.1'
   "$venv/bin/python" -m pip install -qq -c constraints.txt -c constraints-sglang.txt \
     -e '.[server]' pytest pytest-timeout hypothesis "${needed[@]}"
-  "$venv/bin/python" -m pip install -qq --no-deps -c constraints-sglang.txt sglang
+  "$venv/bin/python" -m pip install -qq --no-deps -c constraints-sglang.txt sglang mooncake-transfer-engine-non-cuda
 }
 
 if [[ "$(cat "$venv/.complete" 2>/dev/null)" != "$made_of" ]]; then
