@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +12,8 @@ from tests.vllm_pair.servers import LIMIT, PREFILL_LENGTH, Store, Vllm
 
 PREFILL = "pd_handoff.engines.vllm.PrefillHandoff"
 DECODE = "pd_handoff.engines.vllm.DecodeHandoff"
+LOG_SHOWN = 6000
+"""Characters of each log that a failed test shows."""
 
 
 @dataclass
@@ -33,6 +35,19 @@ class Pair:
         for server in (self.prefill, self.decode):
             assert server.alive, server.tail()
             assert server.get("/health")[0] == 200, server.tail()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A failed test shows the end of each server's log: the servers' files are gone when CI is read."""
+    report = yield
+    pair = getattr(item, "funcargs", {}).get("pair")
+    if report.failed and isinstance(pair, Pair):
+        for server in (pair.prefill, pair.decode):
+            report.sections.append((f"log of {server.log.stem}", server.tail(LOG_SHOWN)))
+    return report
 
 
 @pytest.fixture(scope="session")

@@ -33,8 +33,10 @@ PREFILL_LENGTH, DECODE_LENGTH = 1024, 2048
 LEASE = 10.0
 """Seconds after which decode takes a silent prefill for lost."""
 
-# Of the CPU build: few threads, no pinning to cores that other processes use, no network.
+# Of the CPU build: few threads, no pinning to cores that other processes use, no network. No compiler: the sampler's
+# first logprobs would start one, and its probes have hung for longer than an engine waits for its worker.
 _CPU = {
+    "TORCH_COMPILE_DISABLE": "1",
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "OMP_NUM_THREADS": "1",
