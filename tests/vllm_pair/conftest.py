@@ -62,7 +62,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def store(directory: Path) -> Iterator[Store]:
     """The store of all pairs."""
-    made = Store(directory, slots=64, max_top_logprobs=LIMIT, max_customized_info_bytes="64KiB", consumed_grace=1)
+    made = Store(directory, slots=64, max_top_logprobs=LIMIT, max_engine_state_bytes="64KiB", consumed_grace=1)
     try:
         made.start()
         made.wait()

@@ -23,7 +23,10 @@ _rooms = itertools.count(1)
 def store(loop_thread: Loop, sockets: Any) -> Iterator[LocalStore]:
     """A store; tests use rooms of their own."""
     made = LocalStore(
-        loop_thread, fresh_directory(sockets), clock=SystemClock(), **settings_for(transports()[0], slots=64)
+        loop_thread,
+        fresh_directory(sockets),
+        clock=SystemClock(),
+        **settings_for(transports()[0], slots=64, max_engine_state_bytes=4096),
     )
     made.start()
     yield made

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from pd_handoff import DecodeClient, Failure, HandoffAborted, Key, PrefillClient, Record, Token, errors
+from pd_handoff import DecodeClient, EngineState, Failure, HandoffAborted, Key, PrefillClient, Record, Token, errors
 from pd_handoff.engines import vllm as package
 from pd_handoff.engines.vllm.connector import HandoffMixin
 from pd_handoff.engines.vllm.payload import params_of, record_of
@@ -91,6 +91,17 @@ class Shared(Inner):
         return False, None
 
     request_finished_all_groups = request_finished
+
+
+class Odd(Inner):
+    """A connector whose parameters hold what JSON has no form for."""
+
+    def request_finished_all_groups(self, request: Any, block_ids: Any) -> tuple[bool, dict[str, Any] | None]:
+        return True, {**PARAMS, "remote_engine_id": object()}
+
+
+class OddConnector(HandoffMixin, Odd):
+    """Of it."""
 
 
 class ExampleConnector(HandoffMixin, Shared):
@@ -207,6 +218,15 @@ def test_a_prefill_that_stopped_at_once_is_published(make: Make, decode: DecodeC
     assert params_of("NixlConnector", handoff) == PARAMS
 
 
+def test_parameters_that_no_record_can_hold(make: Make, decode: DecodeClient, room: int) -> None:
+    """The scheduler goes on, and decode is told."""
+    prefill, computes = make(OddConnector), request(room, "decode")
+    prefill.on_new_request(computes)
+    finish(prefill, computes, Status.FINISHED_LENGTH_CAPPED)
+    with pytest.raises(HandoffAborted, match="not published"):
+        decode.get(room, max_wait=PATIENCE)
+
+
 def test_the_digest_is_of_the_prompt(make: Make, decode: DecodeClient, room: int) -> None:
     prefill, computes = make(), request(room, "decode")
     prefill.on_new_request(computes)
@@ -298,7 +318,7 @@ def test_an_engine_that_shuts_down_tells_decode(make: Make, decode: DecodeClient
 def test_a_store_that_came_back_empty(make: Make, loop_thread: Loop, sockets: Any, room: int) -> None:
     """Its token is unknown there: the record is published all the same."""
     directory = fresh_directory(sockets)
-    settings = settings_for(transports()[0])
+    settings = settings_for(transports()[0], max_engine_state_bytes=4096)
     first = LocalStore(loop_thread, directory, clock=SystemClock(), **settings)
     first.start()
     prefill, computes = make(target=first.target, lease=600), request(room, "decode")
@@ -435,7 +455,7 @@ def test_records_that_this_engine_cannot_use(make: Make, prefill: PrefillClient,
     useless = [
         record_of("ExampleConnector", PARAMS, 9),
         record_of("NixlConnector", {**PARAMS, "remote_block_ids": []}, 9),
-        Record(tokens=[Token(9)], customized_info=b"no json"),
+        Record(tokens=[Token(9)], engine_state=EngineState("vllm/NixlConnector;v=1", b"no json")),
         Record(tokens=[Token(9)]),
     ]
     for index, record in enumerate(useless):

@@ -29,7 +29,7 @@ from pd_handoff.engines.vllm.payload import params_of, record_of
 from pd_handoff.engines.vllm.sending import Sending
 from pd_handoff.engines.vllm.settings import Settings
 from pd_handoff.engines.vllm.taken import Taken
-from pd_handoff.errors import HandoffError
+from pd_handoff.errors import HandoffError, InvalidRecord
 from pd_handoff.handoff import Handoff
 from pd_handoff.model import Failure
 
@@ -267,7 +267,11 @@ class HandoffMixin(_Connector):
         keeps_blocks, params = inner(request, block_ids)
         status = request.status.name
         if status in _PUBLISHED and request.output_token_ids:
-            sending.publish(record_of(self._name, params, request.output_token_ids[0]))
+            try:
+                sending.publish(record_of(self._name, params, request.output_token_ids[0]))
+            except InvalidRecord as error:  # must never reach the scheduler
+                log.error("request %s: not published: %s", request.request_id, error)
+                sending.abort(no_handoff(f"the record was not published: {error.reason}"))
             return keeps_blocks, sending.params_for_decode
         sending.abort(no_handoff(f"the prefill ended as {status}"))
         return keeps_blocks, params

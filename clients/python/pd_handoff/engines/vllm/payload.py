@@ -1,12 +1,11 @@
-"""vLLM's `kv_transfer_params` as a record of the store, and back."""
+"""vLLM's `kv_transfer_params` as the engine state of a record, and back."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
-from pd_handoff.engines.payload import UnusableHandoff
+from pd_handoff.engines.payload import fields_of, state_of
 from pd_handoff.handoff import Handoff
 from pd_handoff.record import Record, Token
 
@@ -24,24 +23,15 @@ def record_of(connector: str, params: Mapping[str, Any] | None, token_id: int | 
     Args:
         connector: the name in `--kv-transfer-config`.
         params: what the connector returned for decode; None where it returned nothing (a cache that both sides share).
-        token_id: the first token where prefill's side knows it.
+        token_id: the first token; None where prefill's side does not know it, and the record then holds no token.
+
+    Raises:
+        InvalidRecord: `params` holds what JSON cannot; `violations` names it.
     """
-    said = {"type": type_of(connector), "params": dict(params or {})}
-    return Record(
-        tokens=[Token(token_id or 0)],
-        customized_info=json.dumps(said, separators=(",", ":")).encode(),
-    )
+    tokens = [] if token_id is None else [Token(token_id)]
+    return Record(tokens=tokens, engine_state=state_of(type_of(connector), params or {}))
 
 
 def params_of(connector: str, handoff: Handoff) -> dict[str, Any]:
     """What decode's connector needs. Raises UnusableHandoff."""
-    try:
-        said = json.loads(handoff.proto.customized_info or b"null")
-        kind, params = said["type"], said["params"]
-    except (ValueError, TypeError, KeyError):
-        raise UnusableHandoff("the record holds no engine state") from None
-    if kind != type_of(connector):
-        raise UnusableHandoff(f"the record is for {kind}, this engine has {type_of(connector)}")
-    if not isinstance(params, dict):
-        raise UnusableHandoff("the engine state is no JSON object")
-    return params
+    return fields_of(type_of(connector), handoff.record)
