@@ -13,7 +13,7 @@
 
 /* The schema that this was written for, as Capabilities tells it (`schema_fingerprint`). Whoever changes protos/ looks
  * through scan.c and then changes this; with any other schema the reader is not used. */
-#define PD_SCHEMA "316f7b86a831b874"
+#define PD_SCHEMA "8eed7cc8e300cd5d"
 
 typedef struct {
   const uint8_t *data;
