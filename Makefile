@@ -109,6 +109,15 @@ gen: .venv-gen/.complete ## Renew the generated code and the descriptor set from
 gen-check: .venv-gen/.complete ## Fail when the generated code is not what protos/ generate
 	tools/check-gen.sh .venv-gen/bin/python
 
+.venv-deploy/.complete: tools/deploy-requirements.txt
+	[ -x .venv-deploy/bin/python ] || $(PYTHON) -m venv .venv-deploy
+	.venv-deploy/bin/python -m pip install -qq -r tools/deploy-requirements.txt
+	@touch $@
+
+.PHONY: check-deploy
+check-deploy: .venv-deploy/.complete ## Judge the image, the chart and the manifest with hadolint, Helm and Kubernetes' schemas
+	.venv-deploy/bin/python tools/check_deploy.py
+
 .PHONY: faults
 faults: setup ## Break everything on purpose, at length, and count what is lost
 	$(BIN)/python -m tests.faults

@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from pd_handoff_server.arena.layout import Layout
 from pd_handoff_server.handlers.status import CODES
 from pd_handoff_server.healthcheck import main as probe
 from pd_handoff_server.lifecycle import Policy
+from pd_handoff_server.persistence import superblock
 from pd_handoff_server.persistence.layout import Geometry
 from pd_handoff_server.telemetry.metrics import CANCELLED, OK
 
@@ -145,6 +147,60 @@ def test_alerts_say_what_to_do() -> None:
             assert ended.returncode == 0, ended.stderr
 
 
+def test_every_alert_has_its_section_of_the_runbook() -> None:
+    text = (DEPLOY.parent / "docs" / "how-to" / "runbook.md").read_text()
+    sections = dict(re.findall(r"^## (\w+)\n(.+?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL))
+    assert list(sections) == [rule["alert"] for rule in alerts()]
+    for rule in alerts():
+        assert rule["annotations"]["runbook"] == f"how-to/runbook.html#{rule['alert'].lower()}"
+        assert "**Users notice**" in sections[rule["alert"]]
+        assert len(sections[rule["alert"]]) > 200
+
+
+def test_the_runbook_names_events_flags_and_series_that_there_are(exported: set[str]) -> None:
+    text = (DEPLOY.parent / "docs" / "how-to" / "runbook.md").read_text()
+    flags = {config.flag(spec.name) for spec in fields(config.Settings)}
+    assert set(re.findall(r"`(--[\w-]+)`", text)) <= flags
+    assert set(re.findall(r"`(pd_handoff_\w+)`", text)) <= exported
+    events = (DEPLOY.parent / "docs" / "reference" / "log-events.md").read_text()
+    for name in re.findall(r"events? `(\w+)`", text):
+        assert f"`{name}`" in events, name
+
+
+def test_the_page_on_deployment_says_what_the_unit_says() -> None:
+    unit = (DEPLOY / "systemd" / "pd-handoff.service").read_text()
+    page = (DEPLOY.parent / "docs" / "how-to" / "deploy.md").read_text()
+    for name in ("LISTEN", "METRICS_LISTEN", "ARENA_FILE"):
+        (value,) = re.findall(rf"^Environment=PD_HANDOFF_{name}=(\S+)$", unit, re.MULTILINE)
+        assert f"`{value}`" in page, name
+    (program,) = re.findall(r"^ExecStart=(\S+)/bin/pd-handoff serve$", unit, re.MULTILINE)
+    assert f"`{program}`" in page
+    (environment,) = re.findall(r"^EnvironmentFile=-(\S+)$", unit, re.MULTILINE)
+    assert f"`{environment}`" in page
+    (installed,) = re.findall(r"pd-handoff.sysusers.conf as (\S+),", unit)
+    assert installed in page
+    assert "`systemctl restart`" in page
+    assert "RuntimeDirectoryPreserve=restart" in unit
+
+
+def test_the_charts_values_are_used_and_no_others() -> None:
+    chart = DEPLOY / "helm" / "pd-handoff"
+    values = yaml.safe_load((chart / "values.yaml").read_text())
+    templates = "".join(path.read_text() for path in (chart / "templates").iterdir())
+    used = {name.partition(".")[0] for name in re.findall(r"\.Values\.([\w.]+)", templates)}
+    assert used == values.keys()
+    schema = json.loads((chart / "values.schema.json").read_text())
+    assert schema["properties"].keys() == values.keys() | {"global"}
+    manifest = (DEPLOY / "kubernetes" / "pd-handoff.yaml").read_text()
+    for argument in re.findall(r"^ +- (--[\w-]+=?)", manifest, re.MULTILINE):
+        assert f"- {argument}" in templates, "`make check-deploy` compares all of it"
+
+
+def test_the_page_on_upgrades_names_the_format_of_the_arena_file() -> None:
+    page = (DEPLOY.parent / "docs" / "how-to" / "upgrade.md").read_text()
+    assert f"names its format, now {superblock.VERSION}," in page
+
+
 def test_every_alert_is_tried() -> None:
     tried = yaml.safe_load((DEPLOY / "prometheus" / "alerts_test.yml").read_text())
     (trouble,) = [test for test in tried["tests"] if test["name"] == "a store that is in trouble"]
@@ -171,9 +227,8 @@ def test_the_kubernetes_manifest_starts_a_store_that_asks_for_certificates() -> 
     for path in (settings.tls_cert, settings.tls_key, settings.tls_client_ca, settings.tls_roles):
         assert any(path.startswith(mount) for mount in mounts)
     assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
-    probed = container["readinessProbe"]["exec"]["command"]
-    assert probed[:3] == ["python", "-m", "pd_handoff_server.healthcheck"]
-    assert probed[3] in settings.listen
+    for probe_of, path in (("startupProbe", "/readyz"), ("readinessProbe", "/readyz"), ("livenessProbe", "/healthz")):
+        assert container[probe_of]["httpGet"] == {"path": path, "port": "metrics"}
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
     assert str(ports["grpc"]) == settings.listen[0].rpartition(":")[2]
     assert str(ports["metrics"]) == settings.metrics_listen.rpartition(":")[2]
