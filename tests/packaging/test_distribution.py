@@ -47,6 +47,20 @@ def test_wheel_holds_the_protos_and_a_descriptor_set_for_other_languages(files: 
     assert {dependency for file in descriptors.file for dependency in file.dependency} <= names  # complete in itself
 
 
+def test_the_protos_of_the_wheel_need_nothing_else(files: dict[str, bytes]) -> None:
+    shipped = {
+        name.removeprefix("pd_handoff/protos/"): text.decode()
+        for name, text in files.items()
+        if name.endswith(".proto")
+    }
+    assert {"google/rpc/status.proto", "google/rpc/error_details.proto"} <= shipped.keys()
+    for name, text in shipped.items():
+        for imported in re.findall(r'^import "(.+)";$', text, re.MULTILINE):
+            assert imported in shipped or imported.startswith("google/protobuf/"), f"{name} imports {imported}"
+        for option in ("go_package", "java_package", "java_multiple_files", "java_outer_classname"):
+            assert re.search(rf"^option {option} = ", text, re.MULTILINE), f"{name} has no {option}"
+
+
 def test_client_depends_on_grpc_and_protobuf_alone(files: dict[str, bytes]) -> None:
     (name,) = (name for name in files if name.endswith(".dist-info/METADATA"))
     metadata = Parser().parsestr(files[name].decode())
