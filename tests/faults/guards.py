@@ -1,4 +1,4 @@
-"""What each guard is for: it is removed from a copy of the service, and the harness must notice.
+"""What each guard is for: it is removed from a copy of the service or the client, and the harness must notice.
 
 For each guard one small edit of the source, made in a copy that nothing else uses; then the scenario or test that is to
 catch it runs against that copy. First each of these runs against a copy without any edit, where it must find nothing,
@@ -19,7 +19,7 @@ from pathlib import Path
 from .common import Options, Report, Scenario
 from .fleet import REPOSITORY
 
-PACKAGE = Path("service/pd_handoff_server")
+SERVICE, CLIENT = Path("service/pd_handoff_server"), Path("clients/python/pd_handoff")
 SECONDS = 300
 """Given to one scenario or test."""
 
@@ -27,6 +27,11 @@ SOAK = ("tests.faults", "soak", "--short", "--rounds", "450")
 CLOCK = ("tests.faults", "clock", "--short")
 ISOLATION = ("tests.faults", "isolation", "--short")
 NETWORK = ("tests.faults", "network", "--short")
+HISTORY = ("tests.faults", "history", "--short")
+DESCRIPTORS = ("tests.faults", "descriptors", "--short")
+WEB_PROXIES = ("tests.faults", "web-proxies", "--short")
+FORKS = ("tests.faults", "forks", "--short")
+NAMES = ("tests.faults", "names", "--short")
 PYTEST = ("pytest", "-q", "-p", "no:cacheprovider", "--no-header")
 CRASHES = (
     *PYTEST,
@@ -40,11 +45,12 @@ class Guard:
 
     Attributes:
         name: of what it guards.
-        directory: of the service's package.
+        directory: of the package.
         found: a regular expression of the guard, wherever it stands in that directory.
         instead: what takes its place.
         caught_by: the module to run, with its arguments.
         short: removed in the short form, too.
+        package: of the service or of the client.
     """
 
     name: str
@@ -53,11 +59,12 @@ class Guard:
     instead: str
     caught_by: tuple[str, ...] = SOAK
     short: bool = False
+    package: Path = SERVICE
 
-    def remove(self, package: Path) -> None:
+    def remove(self, copy: Path) -> None:
         """Edit the copy. Raises LookupError when the guard is not where it was."""
         found = 0
-        for path in sorted((package / self.directory).glob("*.py")):
+        for path in sorted((copy / self.package.name / self.directory).glob("*.py")):
             edited, count = re.subn(self.found, self.instead, path.read_text())
             if count:
                 path.write_text(edited)
@@ -177,6 +184,44 @@ GUARDS = (
         r"handoff.state is RESERVED or \1",
         (*PYTEST, "tests/unit/service/test_store.py::test_everything_ends_by_the_timer_alone"),
     ),
+    Guard(
+        "a read learns how the newest attempt ended",
+        "lifecycle",
+        r"if ended is not None and ended\.attempt >= attempt and \(live",
+        "if ended is not None and ended.attempt < attempt and (live",
+        HISTORY,
+    ),
+    Guard(
+        "a descriptor is held back for the files of tokens and roles",
+        "access",
+        r" or not _SPARE\.give_back\(\)",
+        "",
+        DESCRIPTORS,
+    ),
+    Guard(
+        "a wait that a proxy cut is no outage",
+        "_calls",
+        r" and \(yield from self\._was_cut\(outage, error\)\)",
+        " and False",
+        WEB_PROXIES,
+        package=CLIENT,
+    ),
+    Guard(
+        "a child process ends no hand-off of its parent",
+        "_calls",
+        r"if os\.getpid\(\) != self\._process:",
+        "if False:",
+        FORKS,
+        package=CLIENT,
+    ),
+    Guard(
+        "a name is looked up again within the retry budget",
+        "_transport",
+        r'"grpc\.dns_min_time_between_resolutions_ms": 500',
+        '"grpc.dns_min_time_between_resolutions_ms": 600_000',
+        NAMES,
+        package=CLIENT,
+    ),
 )
 
 
@@ -192,14 +237,14 @@ def attempt(directory: Path, guard: Guard | None, caught_by: tuple[str, ...]) ->
     """Run a scenario or test against a copy without this guard. Raises LookupError, RuntimeError."""
     copy = directory / "copy"
     shutil.rmtree(copy, ignore_errors=True)
-    shutil.copytree(REPOSITORY / PACKAGE, copy / PACKAGE.name, ignore=shutil.ignore_patterns("__pycache__"))
+    _copy(copy)
     if guard is not None:
-        guard.remove(copy / PACKAGE.name)
+        guard.remove(copy)
     environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
-    where = "import pd_handoff_server as package; print(package.__file__)"
-    shown = _run(["-c", where], environment).stdout.strip()
-    if not shown.startswith(str(copy)):
-        raise RuntimeError(f"the copy is not what runs, but {shown}")
+    for package in (SERVICE.name, CLIENT.name):
+        shown = _run(["-c", f"import {package} as package; print(package.__file__)"], environment).stdout.strip()
+        if not shown.startswith(str(copy)):
+            raise RuntimeError(f"the copy is not what runs, but {shown}")
     done = _run(["-m", *caught_by], environment)
     if done.returncode == 0:
         return Outcome(False, "")
@@ -208,6 +253,11 @@ def attempt(directory: Path, guard: Guard | None, caught_by: tuple[str, ...]) ->
     if done.returncode != 1 or not told:
         raise RuntimeError(f"{caught_by} ended with {done.returncode}: {lines[-3:]}")
     return Outcome(True, told[0].removeprefix("FAULT").removeprefix("E ").strip())
+
+
+def _copy(directory: Path) -> None:
+    for package in (SERVICE, CLIENT):
+        shutil.copytree(REPOSITORY / package, directory / package.name, ignore=shutil.ignore_patterns("__pycache__"))
 
 
 def _run(arguments: list[str], environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
@@ -228,7 +278,7 @@ def run(options: Options) -> Report:
     chosen = [guard for guard in GUARDS if guard.short or not options.short]
     if options.short:
         copy = options.directory / "all"
-        shutil.copytree(REPOSITORY / PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+        _copy(copy)
         for guard in GUARDS:
             try:
                 guard.remove(copy)
@@ -261,4 +311,4 @@ def _title(guard: Guard) -> str:
     return guard.caught_by[1] if guard.caught_by[0] == "tests.faults" else guard.caught_by[-1].rpartition("/")[2]
 
 
-SCENARIO = Scenario("guards", "guards removed from a copy of the service, one by one: each must be noticed", run)
+SCENARIO = Scenario("guards", "guards removed from a copy of the packages, one by one: each must be noticed", run)

@@ -23,13 +23,18 @@ def test_every_scenario_is_found() -> None:
     assert {
         "auth-matrix",
         "clock",
+        "descriptors",
+        "forks",
         "guards",
+        "history",
         "hostile",
         "isolation",
         "kill",
+        "names",
         "network",
         "pause",
         "soak",
+        "web-proxies",
     } == KNOWN.keys()
 
 
