@@ -123,7 +123,7 @@ def no_compiler(tmp_path: Path) -> str:
     directory.mkdir()
     for path in map(Path, os.get_exec_path()):
         for tool in path.iterdir() if path.is_dir() else ():
-            if not tool.name.endswith(("cc", "gcc", "clang")) and not (directory / tool.name).exists():
+            if not tool.name.endswith(("cc", "gcc", "clang")) and not os.path.lexists(directory / tool.name):
                 (directory / tool.name).symlink_to(tool)
     return str(directory)
 

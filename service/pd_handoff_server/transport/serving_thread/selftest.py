@@ -7,6 +7,7 @@ import os
 import queue
 import secrets
 import threading
+from collections.abc import Callable
 from concurrent import futures
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +28,11 @@ from . import grpc_internals
 from .context import Front
 from .server import routes
 
-_TIMEOUT: Final = 1.0  # seconds for each of the probe's calls: without an error, this long without an answer is one
+_TICK: Final = 0.05  # seconds
+_TICKS: Final = 10
+"""So many in a row without an answer or an error end one of two attempts. Where this process has to wait for a core,
+ticks wait, too."""
+_TIMEOUT: Final = 30.0  # seconds for each of the probe's calls, which end earlier by the ticks
 _CALLS: Final = 64
 _GROUPS: Final = 8
 
@@ -50,6 +55,10 @@ class _ProbeError(Exception):
     pass
 
 
+class _NoAnswerError(_ProbeError):
+    """Nothing failed, and nothing came."""
+
+
 @functools.cache
 def probe() -> Verdict:
     """Try it out. Takes some hundredths of a second where it works, and ends with the first error where it does not.
@@ -57,13 +66,20 @@ def probe() -> Verdict:
     It waits for calls: an event loop has to run it in a thread.
     """
     try:
-        server = grpc.server(futures.ThreadPoolExecutor(1), options=[("grpc.so_reuseport", 0)])
-        lacking = grpc_internals.missing(server)
-        if lacking:
-            return Verdict(f"grpcio {grpc.__version__} lacks {', '.join(lacking)}")
-        return _try(server)
+        try:
+            return _attempt()
+        except _NoAnswerError:  # a busy machine may hold one up
+            return _attempt()
     except Exception as error:
         return Verdict(f"grpcio {grpc.__version__}: {type(error).__name__}: {error}")
+
+
+def _attempt() -> Verdict:
+    server = grpc.server(futures.ThreadPoolExecutor(1), options=[("grpc.so_reuseport", 0)])
+    lacking = grpc_internals.missing(server)
+    if lacking:
+        return Verdict(f"grpcio {grpc.__version__} lacks {', '.join(lacking)}")
+    return _try(server)
 
 
 class _Trial:
@@ -78,6 +94,7 @@ class _Trial:
         self.polling = "unknown"
         self.errors: list[BaseException] = []
         self._over = threading.Event()
+        self._answers = 0
 
     def fail(self, error: BaseException) -> None:
         """Something went wrong; nothing more is waited for."""
@@ -87,18 +104,26 @@ class _Trial:
     def run(self, address: str) -> None:
         """Make the calls. Raises the first error."""
         threading.Thread(target=self._call, args=(address,), name="pd-handoff-probe", daemon=True).start()
-        self._over.wait()  # ends, since each call has a deadline
+        seen, ticks = 0, 0
+        while not self._over.wait(_TICK):
+            ticks = ticks + 1 if seen == self._answers else 0
+            seen = self._answers
+            if ticks == _TICKS:
+                self.fail(_NoAnswerError(f"no answer within {_TICKS * _TICK:g} s"))
         if self.errors:
             raise self.errors[0]
 
     def _call(self, address: str) -> None:
         try:
             with grpc.insecure_channel(address) as channel:
-                self.polling = _calls(channel)
+                self.polling = _calls(channel, self._answered)
         except Exception as error:
             self.fail(error)
         finally:
             self._over.set()
+
+    def _answered(self) -> None:
+        self._answers += 1
 
 
 def _try(server: grpc.Server) -> Verdict:
@@ -115,7 +140,7 @@ def _try(server: grpc.Server) -> Verdict:
         trial.run(address)
     finally:
         stopped = server.stop(0)
-    ended = stopped.wait(_TIMEOUT)
+    ended = stopped.wait(_TICKS * _TICK)
     if trial.errors:
         raise trial.errors[0]
     if not ended:
@@ -149,7 +174,7 @@ def _park(data: bytes, call: Any, done: Done) -> Any:
     return SimpleNamespace(cancel=lambda: True)
 
 
-def _calls(channel: grpc.Channel) -> str:
+def _calls(channel: grpc.Channel, answered: Callable[[], None]) -> str:
     def method(name: str) -> Any:
         return channel.unary_unary(f"/{STORE}/{name}")
 
@@ -158,6 +183,7 @@ def _calls(channel: grpc.Channel) -> str:
     before = _engine_switches()
     for number in range(_CALLS):
         _expect(echo(b"%d" % number, timeout=_TIMEOUT) == b"%d" % number, "an answer differs")
+        answered()
     after = _engine_switches()
     _expect(method("Get")(b"parked", timeout=_TIMEOUT) == b"parked", "the answer of a parked call differs")
     try:
@@ -168,13 +194,13 @@ def _calls(channel: grpc.Channel) -> str:
         _expect(DETAILS_KEY in dict(trailing), "a refusal came without its details")
     else:
         raise _ProbeError("a refusal did not come")
-    _session(channel, echo)
+    _session(channel, echo, answered)
     if before is None or after is None:
         return "unknown"
     return "event engine" if after - before > 3 * _CALLS else "serving thread"
 
 
-def _session(channel: grpc.Channel, echo: Any) -> None:
+def _session(channel: grpc.Channel, echo: Any, answered: Callable[[], None]) -> None:
     requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
     method: Any = channel.stream_stream(f"/{STORE}/Session")
     answers = method(iter(requests.get, None), timeout=_TIMEOUT)
@@ -188,10 +214,12 @@ def _session(channel: grpc.Channel, echo: Any) -> None:
         wanted = "error" if asked.call_id == 2 else asked.WhichOneof("call")
         right = (answer.call_id, answer.WhichOneof("result")) == (asked.call_id, wanted)
         _expect(right, "an answer of a stream differs")
+        answered()
     # Beside another that is open, calls may be carried out in groups.
     for number in range(_GROUPS):
         together = [echo.future(b"%d" % each, timeout=_TIMEOUT) for each in range(number)]
         _expect([each.result() for each in together] == [b"%d" % each for each in range(number)], "answers differ")
+        answered()
     requests.put(None)
     _expect(next(answers, None) is None, "a stream does not end")
 
