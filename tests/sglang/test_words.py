@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 import torch
 from pd_handoff import Failure, Key
+from pd_handoff._values.failure_text import text_of
 from pd_handoff.engines.sglang import StoreLink, report_abort, report_finish
 from pd_handoff.engines.sglang.failures import failure_from_sglang
 from pd_handoff.engines.sglang.link import PLAIN
-from pd_handoff.engines.sglang.texts import LONGEST_NAME, owner_of, text_of
+from pd_handoff.engines.sglang.texts import LONGEST_NAME, owner_of
 
 from tests.sglang.making import Made
 from tests.sglang.sides import Settled, Sides

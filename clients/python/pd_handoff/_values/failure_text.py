@@ -17,9 +17,9 @@ def sendable(text: str) -> str:
     return text[:LONGEST].encode("utf-8", "replace")[:LONGEST].decode("utf-8", "ignore")
 
 
-def text_of(error: BaseException) -> str:
-    """What an exception says, sendable; the name of its type where it cannot say anything."""
+def text_of(value: object) -> str:
+    """What a foreign object says, such as an exception, sendable; the name of its type where it cannot say anything."""
     try:
-        return sendable(str(error))
+        return sendable(str(value))
     except Exception:  # a foreign `__str__`; the abort matters more than its words
-        return sendable(f"{type(error).__name__} without a text")
+        return sendable(f"{type(value).__name__} without a text")

@@ -10,12 +10,12 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from pd_handoff._values.failure_text import text_of
 from pd_handoff.engines.sglang import runtime
 from pd_handoff.engines.sglang.attempts import Attempts
 from pd_handoff.engines.sglang.binding import Binding
 from pd_handoff.engines.sglang.link import StoreLink
 from pd_handoff.engines.sglang.row import RowShape
-from pd_handoff.engines.sglang.texts import text_of
 from pd_handoff.model import Failure, Key, Reservation
 
 log = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import Any
 
-from pd_handoff.engines.sglang.texts import text_of
+from pd_handoff._values.failure_text import text_of
 from pd_handoff.errors import (
     FieldOverflow,
     HandoffAborted,

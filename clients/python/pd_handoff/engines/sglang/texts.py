@@ -4,23 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import re
-from typing import Any
 
+from pd_handoff._values.failure_text import text_of
 from pd_handoff.model import Failure
 
 LONGEST_NAME = 128  # bytes of an owner's name that is sent as it is; the store takes 256
-LONGEST_TEXT = 4096  # bytes; the store keeps 1,024
 _reason = re.compile("[A-Z][A-Z0-9_]{0,62}").fullmatch
-
-
-def text_of(value: Any) -> str:
-    """`value` as text that UTF-8 can hold: an exception by its message, a lone surrogate as a question mark, and no
-    more than LONGEST_TEXT bytes."""
-    try:
-        text = str(value)
-    except Exception:  # of a foreign class; its abort is worth more than its words
-        text = f"{type(value).__name__} without a text"
-    return text.encode("utf-8", "replace")[:LONGEST_TEXT].decode("utf-8", "ignore")
 
 
 def owner_of(process: str, rid: str) -> str:
