@@ -74,16 +74,16 @@ def waiters(store: ProcessStore) -> float:
 
 
 def play(options: Options, report: Report, transport: str) -> None:
-    """One transport."""
-    listen = f"unix:{options.directory}/store"
+    """One transport, with a store for each proxy."""
     settings: dict[str, Any] = {"slots": 256, "transport": transport, **WIDTHS, **QUIET}
-    with ProcessStore(listen, **settings).wait() as store:
-        for number, kind in enumerate(CUTTING):
+    for kind, cutting in CUTTING.items():
+        listen = f"unix:{options.directory}/{kind}-store"
+        with ProcessStore(listen, **settings).wait() as store:
             with WebProxy(kind, listen, options.directory) as front:
                 traffic.hand_over(front.target, options.times(60, 2_000), f"{options.seed}/{kind}", report)
-            with WebProxy(kind, listen, options.directory, CUTTING[kind]) as front:
+            with WebProxy(kind, listen, options.directory, cutting) as front:
                 for turn in range(options.times(1, 8)):
-                    parked(front.target, store, 10**9 + 10**6 * number + 10**3 * turn, report)
+                    parked(front.target, store, 10**9 + 10**3 * turn, report)
 
 
 def run(options: Options) -> Report:

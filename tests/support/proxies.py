@@ -17,12 +17,15 @@ http {{
   access_log off;
   client_body_temp_path {directory}/body; proxy_temp_path {directory}/proxy; fastcgi_temp_path {directory}/fastcgi;
   uwsgi_temp_path {directory}/uwsgi; scgi_temp_path {directory}/scgi;
+  {server}
+}}
+"""
+_SERVER = """
   server {{
     listen 127.0.0.1:{port} http2;
     {settings}
     location / {{ grpc_pass grpc://{upstream}; }}
   }}
-}}
 """
 _HAPROXY = """
 global
@@ -49,20 +52,25 @@ class WebProxy:
         target: where it listens.
     """
 
-    def __init__(self, kind: str, upstream: str, directory: Path, settings: str = "", tune: str = "") -> None:
+    def __init__(
+        self, kind: str, upstream: str, directory: Path, settings: str = "", tune: str = "", recipe: str = ""
+    ) -> None:
         """`upstream` is `unix:PATH`; `settings` are lines of the server block, or of the defaults, `tune` of HAProxy's
-        global part."""
+        global part. A `recipe` takes the place of all of them: nginx's server block, or HAProxy's whole file, with the
+        addresses of the docs in it, 127.0.0.1:8443 and 127.0.0.1:50071."""
         binary = shutil.which(kind, path="/usr/sbin:/usr/local/sbin:/usr/bin:/bin")
         assert binary is not None, f"{kind} is not installed (Debian: apt-get install {kind})"
         port = _free_port()
         self.target = f"127.0.0.1:{port}"
         file = directory / f"{kind}.conf"
         if kind == "nginx":
-            file.write_text(_NGINX.format(directory=directory, port=port, settings=settings, upstream=upstream))
+            server = recipe or _SERVER.format(port=port, settings=settings, upstream=upstream)
+            file.write_text(_placed(_NGINX.format(directory=directory, server=server), port, upstream))
             command = [binary, "-p", str(directory), "-e", "stderr", "-c", str(file)]
         else:
             far = upstream.replace("unix:", "unix@")
-            file.write_text(_HAPROXY.format(port=port, settings=settings, tune=tune, upstream=far))
+            whole = recipe or _HAPROXY.format(port=port, settings=settings, tune=tune, upstream=far)
+            file.write_text(_placed(whole, port, far))
             command = [binary, "-db", "-f", str(file)]
         self._log = (directory / f"{kind}.log").open("w+")
         self._process = subprocess.Popen(command, stdout=self._log, stderr=subprocess.STDOUT)
@@ -86,6 +94,10 @@ class WebProxy:
         self._process.kill()
         self._process.wait(PATIENCE)
         self._log.close()
+
+
+def _placed(text: str, port: int, upstream: str) -> str:
+    return text.replace("127.0.0.1:8443", f"127.0.0.1:{port}").replace("127.0.0.1:50071", upstream)
 
 
 def _free_port() -> int:
