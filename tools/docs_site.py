@@ -30,23 +30,6 @@ _FIELD_KINDS = {
 }
 
 
-_LATER = (
-    ("SGLang", "vLLM", "engines/vllm.md"),
-    ("Secure a store", "Gateway", "gateway.md"),
-    ("More than one store", "Other languages", "languages.md"),
-)
-
-
-def on_config(config: Any) -> Any:
-    """Puts the pages into the navigation that are there, of those that need not be."""
-    (how_to,) = (entry["How-to"] for entry in config.nav if "How-to" in entry)
-    for after, title, uri in _LATER:
-        if (ROOT / "docs" / uri).exists():
-            places = [index for index, entry in enumerate(how_to) if isinstance(entry, dict) and after in entry]
-            how_to.insert(places[0] + 1, {title: uri})
-    return config
-
-
 def on_files(files: Any, config: Any) -> Any:
     """Adds the generated pages."""
     from mkdocs.structure.files import File  # noqa: PLC0415  # only mkdocs calls this

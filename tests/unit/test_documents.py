@@ -205,3 +205,15 @@ def test_every_version_is_the_same() -> None:
     chart = yaml.safe_load((ROOT / "deploy/helm/pd-handoff/Chart.yaml").read_text())
     assert (chart["version"], chart["appVersion"]) == (__version__, __version__)
     assert f"image: pd-handoff:{__version__}\n" in (ROOT / "deploy/kubernetes/pd-handoff.yaml").read_text()
+
+
+def test_the_navigation_has_every_page_once() -> None:
+    def pages(entry: object) -> list[str]:
+        if isinstance(entry, str):
+            return [entry]
+        return [page for part in (entry if isinstance(entry, list) else entry.values()) for page in pages(part)]  # type: ignore[attr-defined]
+
+    listed = pages(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"])
+    written = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")}
+    assert len(listed) == len(set(listed))
+    assert set(listed) == {page for page in written if not page.startswith("adr/")} | set(docs_site.generated_pages())

@@ -189,7 +189,7 @@ def test_top_of_a_store(server: Any, store: Any, metrics: str, capsys: pytest.Ca
     store.script("ListHandoffs", admin_pb2.ListHandoffsResponse(handoffs=[RESERVED, PUBLISHED]))
     assert main(["top", "--target", server.target, "--metrics", metrics, "--count", "1"]) == 0
     assert "4 of 64 in use: 3 reserved, 1 published" in capsys.readouterr().out
-    assert main(["top", "--target", server.target, "--json"]) == 0
+    assert main(["top", server.target, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["listed"]["waiting"] == 4
     assert found["reserve_to_put_listed_seconds"] == {"p50": 2.0, "p99": 2.0}
@@ -251,3 +251,12 @@ def test_a_line_is_cut_without_its_styles() -> None:
 
 def test_states_of_the_filter_are_those_that_live() -> None:
     assert list(top._FILTERS[1:]) == [HandoffState.RESERVED, HandoffState.PUBLISHED, HandoffState.CONSUMED]
+
+
+def test_doctor_of_a_store_that_starts(
+    server: Any, store: Any, refusal: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store.script("Capabilities", refusal("UNAVAILABLE", "DRAINING", "the store is starting"))
+    assert main(["doctor", server.target, "--retry", "0"]) != 0
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("FAIL"))
+    assert "DRAINING: the store is starting; do: repeat this in some seconds" in line

@@ -17,7 +17,7 @@ from pd_handoff._transport import channel
 from pd_handoff.capabilities import Capabilities
 from pd_handoff.cli import connect, exits, output, reach, screen
 from pd_handoff.client import AdminClient, DecodeClient, PrefillClient
-from pd_handoff.errors import HandoffError, PermissionDenied, Unauthenticated
+from pd_handoff.errors import Draining, HandoffError, PermissionDenied, Unauthenticated
 from pd_handoff.model import Failure, Key, Widths
 from pd_handoff.record import Record, Token
 from pd_handoff.v1 import admin_pb2, error_reason_pb2, metadata_store_pb2, record_pb2
@@ -149,6 +149,8 @@ def _credentials_refused(args: argparse.Namespace, error: HandoffError) -> Findi
     if isinstance(error, (Unauthenticated, PermissionDenied)):
         cure = "give --bearer-file FILE" if not args.bearer_file else "give a token that the store's --token-file lists"
         return Finding("token", "FAIL", text, cure, code)
+    if isinstance(error, Draining):
+        return Finding("token", "FAIL", text, "repeat this in some seconds: a start takes as long as torch loads", code)
     return Finding("token", "FAIL", text, "look at the store's log; is this the port of a store?", code)
 
 

@@ -40,6 +40,7 @@ _LATENCIES = (("reserve to put", "reserve_to_put_seconds"), ("put to get", "put_
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Adds the command's own options."""
+    parser.add_argument("address", nargs="?", metavar="TARGET", help="host:port or unix:PATH (default: --target)")
     parser.add_argument("--metrics", metavar="URL", help="the store's metrics, such as http://127.0.0.1:9464/metrics")
     parser.add_argument("--interval", type=float, default=2.0, metavar="SECONDS", help="between looks (default 2)")
     parser.add_argument("--count", type=int, metavar="N", help="end after N looks (default: at q)")
@@ -87,6 +88,7 @@ class Rates:
 
 def run(args: argparse.Namespace) -> None:
     """Looks until it is ended. Raises HandoffError when the first look finds no store."""
+    args.target = args.address or args.target
     if args.count is not None and args.count < 1:
         raise ValueError("--count must be at least 1")
     if not _LEAST <= args.interval <= _MOST:
