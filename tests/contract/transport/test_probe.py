@@ -194,7 +194,8 @@ def test_a_call_that_is_never_answered_is_given_up(monkeypatch: pytest.MonkeyPat
 
 def test_an_attempt_that_is_held_up_is_followed_by_another(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a machine that has no time for this process."""
-    start, held_up = grpc_internals.start_answer, []
+    start = grpc_internals.start_answer
+    held_up: list[Any] = []
 
     def hold_up(call: Any, message: bytes, tag: Any) -> None:
         if not held_up:
