@@ -73,7 +73,8 @@ class App:
     def _features(self) -> tuple[str, ...]:
         kept = ("arena-file",) if self.settings.arena_file else ()
         states = ("engine_state",) if self.settings.max_engine_state_bytes else ()
-        return (*FEATURES, *states, f"transport-{self.server.name}", *kept)
+        heap = ("attachments",) if self.settings.heap().pages else ()
+        return (*FEATURES, *states, *heap, f"transport-{self.server.name}", *kept)
 
     def _authorisation(self) -> tuple[Wrap, ...]:
         authorizer = self.security.authorizer
@@ -230,6 +231,7 @@ def _check_messages(settings: Settings) -> None:
     size = max_message_bytes(layout, settings.max_batch)
     if size > _LARGEST_MESSAGE:
         raise ConfigError(
-            f"--max-batch {settings.max_batch} records of up to {layout.image_bytes:,} bytes need messages of "
-            f"{size:,} bytes, and gRPC carries at most {_LARGEST_MESSAGE:,}; lower --max-batch, or the widths of a row"
+            f"--max-batch {settings.max_batch} records of up to {layout.image_bytes:,} bytes, or one with "
+            f"{layout.limits.attachment_bytes:,} bytes of attachments, need messages of {size:,} bytes, and gRPC "
+            f"carries at most {_LARGEST_MESSAGE:,}; lower --max-batch, the widths of a row, or --max-attachment-bytes"
         )

@@ -9,9 +9,10 @@ import structlog
 
 from . import config
 from .arena.arena import Arena
+from .arena.heap import Heap
 from .arena.layout import Layout
 from .config import Settings
-from .lifecycle import Clock, Lifecycle, Observer, Quotas, TokenMint
+from .lifecycle import Clock, Lifecycle, Observer, Pages, Quotas, TokenMint
 from .persistence.file import allocated
 from .persistence.persistence import Persistence
 from .process.memory import available, check_fits
@@ -29,15 +30,26 @@ def build_store(settings: Settings, clock: Clock, observers: Sequence[Observer] 
     policy = settings.policy()
     held = allocated(settings.arena_file) if settings.arena_file else 0
     room = available()
-    check_fits(layout, settings.slots, None if room is None else room + held)
+    heap = settings.heap()
+    check_fits(layout, settings.slots, None if room is None else room + held, heap)
     kept = None
     if settings.arena_file:
         log = structlog.get_logger()
         kept = Persistence(settings.arena_file, layout, settings.slots, policy, complain=log.error)
     epoch = secrets.token_hex(8) if kept is None else kept.epoch
-    arena = Arena(settings.slots, layout) if kept is None else kept.arena
+    pages = Heap(heap) if heap.pages else None
+    arena = Arena(settings.slots, layout, heap=pages) if kept is None else kept.arena
     watching = observers if kept is None else (kept.journal, *observers)
-    lifecycle = Lifecycle(settings.slots, policy, clock, TokenMint(epoch), arena, watching, Quotas(settings.quotas()))
+    lifecycle = Lifecycle(
+        settings.slots,
+        policy,
+        clock,
+        TokenMint(epoch),
+        arena,
+        watching,
+        Quotas(settings.quotas()),
+        Pages(heap.pages, heap.page_bytes),
+    )
     if kept is not None:
         _adopt(kept, lifecycle, clock, settings.arena_file)
     store = EmbeddedStore(

@@ -9,11 +9,11 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, NoReturn
 from urllib.parse import urlsplit
 
-from .arena.layout import Limits
+from .arena.layout import HeapShape, Limits
 from .lifecycle.model import Policy
 
 LONGEST_SOCKET_PATH: Final = 107
@@ -116,6 +116,12 @@ class Settings:
         0, "bytes of engine_state, for engines with a KV connector such as vLLM's; 0: none", size, least=0, most=1 << 26
     )
     max_draft_tokens: int = setting(16, "tokens that a draft model proposed", least=0, most=1 << 12)
+    attachment_heap: int = setting(
+        0, "bytes of the heap that attachments of records are kept in; 0: no attachments", size, least=0, most=1 << 44
+    )
+    max_attachment_bytes: int = setting(
+        64 << 20, "bytes of all attachments of a record, as encoded; the heap's, where that is less", size, least=0
+    )
     lease_default: float = setting(60.0, "lease of a reservation that asks for none", seconds, least=0.001)
     lease_min: float = setting(1.0, "shortest lease granted", seconds, least=0.001)
     lease_max: float = setting(3600.0, "longest lease granted", seconds, least=0.001, most=31536000)
@@ -175,8 +181,13 @@ class Settings:
     )
 
     def limits(self) -> Limits:
-        """The widths of a row."""
-        return Limits(**{limit.name: getattr(self, "max_" + limit.name) for limit in fields(Limits)})
+        """The widths of a record."""
+        limits = Limits(**{limit.name: getattr(self, "max_" + limit.name) for limit in fields(Limits)})
+        return replace(limits, attachment_bytes=min(self.max_attachment_bytes, self.heap().total))
+
+    def heap(self) -> HeapShape:
+        """The pages of attachments; none where they are switched off."""
+        return HeapShape.of(self.attachment_heap if self.max_attachment_bytes else 0, self.slots)
 
     def policy(self) -> Policy:
         """The times that bound a hand-off's life."""
@@ -223,7 +234,7 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "slots, and what a row holds": (
         *("slots", "namespace_slots", "max_tokens", "max_top_logprobs", "max_token_ids_logprobs"),
         *("max_sampling_mask_tokens", "max_speculative_topk", "max_dsa_topk_indices", "max_hidden_state_bytes"),
-        "max_customized_info_bytes",
+        *("max_customized_info_bytes", "attachment_heap", "max_attachment_bytes"),
     ),
     "times in the life of a hand-off": (
         *("lease_default", "lease_min", "lease_max", "retention", "consumed_grace", "max_wait"),
@@ -376,6 +387,11 @@ def _agree(settings: Settings) -> None:
     if settings.metrics_listen:
         _check_host_port("--metrics-listen", settings.metrics_listen)
     settings.quotas()
+    if settings.attachment_heap and settings.arena_file:
+        raise ConfigError(
+            "--attachment-heap does not go together with --arena-file yet: attachments would not outlive the process; "
+            "leave one of them out"
+        )
     _agree_on_security(settings)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields
 
 from . import config
-from .arena.layout import HEADER, Layout, Limits
+from .arena.layout import HEADER, HeapShape, Layout, Limits
 from .config import ConfigError
 from .process.memory import available, human
 
@@ -40,11 +40,12 @@ def plan_main(argv: Sequence[str], refuse: Callable[[str], int] = _refuse) -> in
     layout = Layout(settings.limits())
     beside = PROCESS_BYTES + settings.slots * HANDOFF_BYTES + settings.tombstones * OUTCOME_BYTES
     if given["json"]:
-        print(json.dumps(_as_dict(layout, settings.slots, beside), indent=2))
+        print(json.dumps(_as_dict(layout, settings.slots, beside, settings.heap()), indent=2))
     else:
-        _print(layout, settings.slots, settings.tombstones, beside)
+        _print(layout, settings.slots, settings.tombstones, beside, settings.heap())
     room = available()
-    return 1 if room is not None and layout.row_bytes * settings.slots + beside > room else 0
+    total = layout.row_bytes * settings.slots + settings.heap().total + beside
+    return 1 if room is not None and total > room else 0
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -63,7 +64,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--hidden-size", type=int, help="elements of a hidden state to hand over, 0 for none")
     parser.add_argument("--hidden-dtype", choices=sorted(_BYTES), default="bfloat16", help="default bfloat16")
     parser.add_argument("--json", action="store_true", help="JSON on stdout; errors as JSON on stderr")
-    names = ["slots", "tombstones", *("max_" + limit.name for limit in fields(Limits))]
+    names = ["slots", "tombstones", "attachment_heap", *("max_" + limit.name for limit in fields(Limits))]
     config.add_arguments(parser, names)
     return parser
 
@@ -84,12 +85,14 @@ def _derive(given: dict[str, object]) -> None:
         given["max_hidden_state_bytes"] = str(hidden * _BYTES[str(given["hidden_dtype"])])
 
 
-def _as_dict(layout: Layout, slots: int, beside: int) -> dict[str, object]:
+def _as_dict(layout: Layout, slots: int, beside: int, heap: HeapShape) -> dict[str, object]:
     return {
         "slots": slots,
         "row_bytes": layout.row_bytes,
         "arena_bytes": layout.row_bytes * slots,
         "beside_bytes": beside,
+        "attachment_heap_bytes": heap.total,
+        "attachment_page_bytes": heap.page_bytes if heap.pages else 0,
         "available_bytes": available(),
         "limits": {field.name: getattr(layout.limits, field.name) for field in fields(Limits)},
         "columns": [
@@ -99,7 +102,7 @@ def _as_dict(layout: Layout, slots: int, beside: int) -> dict[str, object]:
     }
 
 
-def _print(layout: Layout, slots: int, tombstones: int, beside: int) -> None:
+def _print(layout: Layout, slots: int, tombstones: int, beside: int, heap: HeapShape) -> None:
     print(f"{'column':<36}{'dtype':<10}{'elements':>10}{'bytes':>12}")
     print(f"{'header':<36}{'':<10}{'':>10}{HEADER.size:>12,}")
     for column in layout.columns:
@@ -107,6 +110,12 @@ def _print(layout: Layout, slots: int, tombstones: int, beside: int) -> None:
     total = layout.row_bytes * slots
     print(f"{'row, rounded up to 64':<56}{layout.row_bytes:>12,}")
     print(f"\narena: {slots:,} slots x {layout.row_bytes:,} bytes = {total:,} bytes ({human(total)})")
+    if heap.pages:
+        print(
+            f"attachments: {heap.pages:,} pages x {heap.page_bytes:,} bytes = {heap.total:,} bytes "
+            f"({human(heap.total)}), up to {layout.limits.attachment_bytes:,} bytes a record"
+        )
+        total += heap.total
     print(
         f"beside the arena: about {human(beside)} when all slots are in use: the process, hand-offs and {tombstones:,} "
         "outcomes; what waiting calls hold (--max-waiting-bytes) comes on top"

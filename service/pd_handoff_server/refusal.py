@@ -22,7 +22,8 @@ class Refusal(Exception):  # noqa: N818 - it is an answer, not an error of ours
         retry_after: seconds after which a retry makes sense, or None when it does not.
         caller: of PERMISSION_DENIED, the name of who called; for events, never sent.
         hopeless: of ARENA_FULL, that the same call can never succeed.
-        quota: of ARENA_FULL, the namespace that has used up its slots; None when there are no slots at all.
+        quota: of ARENA_FULL, the namespace that has used up its slots, or the line of those that wait for the heap;
+            None when there are no slots at all.
     """
 
     __slots__ = (
@@ -71,6 +72,11 @@ def overflow(field: str, requested: int, limit: int, *, token_index: int | None 
         message = f"{what}; clamp it to {limit}, or raise --max-top-logprobs"
         return Refusal("TOP_LOGPROBS_OVERFLOW", message, numbers)
     option = "--max-" + field.replace("_", "-")
+    if field == "attachment_bytes":
+        if not limit:
+            message = f"{field} {requested} {OVERFLOW_PHRASE} 0; leave attachments out, or start the store with "
+            return Refusal("FIELD_OVERFLOW", message + "--attachment-heap", {"field": field, **numbers})
+        option += " and --attachment-heap"
     message = f"{field} {requested} {OVERFLOW_PHRASE} {limit}; send at most {limit}, or raise {option}"
     return Refusal("FIELD_OVERFLOW", message, {"field": field, **numbers})
 
@@ -96,6 +102,51 @@ def namespace_full(namespace: str, limit: int, held: int, retry_after: float) ->
     )
     refused.quota = namespace
     return refused
+
+
+def heap_full(
+    heap_total: int, heap_in_use: int, slots_total: int, in_use: int, line: str, retry_after: float
+) -> Refusal:
+    """Not enough free pages for attachments. `line` is where those wait that need some."""
+    refused = Refusal(
+        "ARENA_FULL",
+        f"the heap of attachments is full ({heap_in_use} of {heap_total} bytes), or others wait for it; retry later, "
+        "wait with max_wait, or raise --attachment-heap",
+        {
+            "slots_total": str(slots_total),
+            "in_use": str(in_use),
+            "heap_total": str(heap_total),
+            "heap_in_use": str(heap_in_use),
+        },
+        retry_after=retry_after,
+    )
+    refused.quota = line
+    return refused
+
+
+def heap_never_fits(wanted: int, full: Refusal) -> Refusal:
+    """More bytes of attachments at once than the heap has: nothing to wait for. `full` tells how full it is."""
+    total = full.metadata["heap_total"]
+    refused = Refusal(
+        "ARENA_FULL",
+        f"the heap of attachments has {total} bytes and this asks for {wanted} at once: waiting does not help; split "
+        "the batch, or raise --attachment-heap",
+        full.metadata,
+        retry_after=1.0,
+    )
+    refused.hopeless = True
+    return refused
+
+
+def batch_answer_full(limit: int) -> Refusal:
+    """An item of a batch whose record no longer fits the answer."""
+    return Refusal(
+        "TOO_MANY_WAITERS",
+        f"with this record the answer would be larger than a message may be ({limit} bytes); ask for it in a call of "
+        "its own, or leave attachments out",
+        {"limit": str(limit)},
+        retry_after=0.1,
+    )
 
 
 def never_fits(wanted: int, slots_total: int, in_use: int, namespace: str | None = None) -> Refusal:

@@ -86,7 +86,7 @@ def test_no_contents_in_logs_or_errors(start: Start, tmp_path: Path, failures: l
         token = steps.publish(21, marked())
         errors.provoke("Put", requests.put(21, token, marked(reasoning_tokens=1)))
         errors.provoke("Put", requests.put(22, b"foreign " + MARK, marked()))
-        store.core._arena.storage[:, 56:] ^= 1  # past the header of each row
+        store.core._arena.storage[:, 64:] ^= 1  # past the header of each row
         errors.provoke("Get", requests.get(21))
         steps.abort(20)
         errors.provoke("Put", requests.put(21, token, marked()))

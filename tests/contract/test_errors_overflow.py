@@ -28,7 +28,7 @@ LIMITS = {
     "engine_state_bytes": 0,
     "draft_tokens": 16,
 }
-"""The defaults of every width but `top_logprobs`, which has a reason of its own."""
+"""The defaults of every width but `top_logprobs` and `attachment_bytes`, which have reasons and a heap of their own."""
 
 
 def of_width(field: str, width: int) -> rp.HandoffRecord:

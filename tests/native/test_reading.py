@@ -34,7 +34,7 @@ PUTS = ("put", "put_all")
 
 def packed(layout: Layout) -> bytes:
     """The limits as the reader takes them."""
-    return struct.pack("=11Q", *layout.widths, layout.image_bytes)
+    return struct.pack("=12Q", *layout.widths, layout.image_bytes)
 
 
 def scanned(scan: ModuleType, name: str, data: bytes, layout: Layout) -> Any:
@@ -109,10 +109,10 @@ def test_nothing_of_another_type_is_read(scan: ModuleType) -> None:
         with pytest.raises(TypeError):
             getattr(scan, name)()
     for name in PUTS:
-        with pytest.raises(ValueError, match="88"):
+        with pytest.raises(ValueError, match="96"):
             getattr(scan, name)(b"", limits[1:])
         with pytest.raises(TypeError):
-            getattr(scan, name)(b"", "x" * 88)
+            getattr(scan, name)(b"", "x" * 96)
 
 
 def test_nothing_is_kept(scan: ModuleType) -> None:

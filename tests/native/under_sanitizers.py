@@ -9,7 +9,7 @@ import importlib.util
 import sys
 from collections.abc import Iterator
 
-LIMITS = b"\xff" * 88
+LIMITS = b"\xff" * 96
 
 
 def inputs() -> Iterator[bytes]:

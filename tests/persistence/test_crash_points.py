@@ -84,7 +84,7 @@ class Scenario:
         """What happens, in order."""
         store = self.kept.store
         return {
-            "reserve": lambda: self.reserve(1, expected_readers=10, widths=(1, 2, 0, 0, 0, 0, 0, 0, 0, 0)),
+            "reserve": lambda: self.reserve(1, expected_readers=10, widths=(1, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0)),
             "renew": lambda: self.reserve(1, lease=90 * SECOND),
             "put": lambda: self.put(1),
             "consume": lambda: self.get(1, "rank 0"),

@@ -49,7 +49,7 @@ def reserve(store: Kept, room: int, owner: str = "owner", **more: object) -> Han
 
 
 def test_a_reservation_takes_its_put_with_the_old_token(kept: Kept) -> None:
-    spec = Spec(KEY, "o" * 256, 2**64 - 1, 7 * SECOND, 1024, ("i" * 256, 2**64 - 1), (1, 2, 0, 0, 0, 0, 0, 16, 0, 3))
+    spec = Spec(KEY, "o" * 256, 2**64 - 1, 7 * SECOND, 1024, ("i" * 256, 2**64 - 1), (1, 2, 0, 0, 0, 0, 0, 16, 0, 3, 0))
     spec.request_digest = bytes(range(32))
     handoff = kept.store.reserve(spec, 0, ignore)
     assert isinstance(handoff, Reserved)
@@ -400,7 +400,7 @@ keys = st.tuples(st.text("abcXYZ019._-", max_size=128), u64, u32)
 
 @settings(max_examples=200, deadline=None)
 @given(
-    st.builds(Spec, keys, names, u64, st.none(), u32, producers, st.none() | st.tuples(*[u64] * 10)),
+    st.builds(Spec, keys, names, u64, st.none(), u32, producers, st.none() | st.tuples(*[u64] * 11)),
     u64,
     st.binary(max_size=64),
     st.tuples(*[times] * 6),

@@ -287,11 +287,11 @@ class Pair:
 
     def _check_empty(self, slot: int, generation: int) -> None:
         row = bytes(self.arena.storage[slot].numpy())
-        assert row == HEADER.pack(generation, *(0,) * 13) + bytes(len(row) - HEADER.size), "a residue"
+        assert row == HEADER.pack(generation, *(0,) * 14) + bytes(len(row) - HEADER.size), "a residue"
 
 
 def _spec(ask: Ask) -> Spec:
-    widths = (1, ask.top_logprobs, 0, 0, 0, 0, 0, 0, 0, 0) if ask.top_logprobs else None
+    widths = (1, ask.top_logprobs, 0, 0, 0, 0, 0, 0, 0, 0, 0) if ask.top_logprobs else None
     return Spec(ask.key, ask.owner, ask.attempt, ask.lease, ask.readers, ask.producer, widths)
 
 

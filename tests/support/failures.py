@@ -140,7 +140,9 @@ HOPELESS: Final = "waiting does not help"
 TABLE: Final = {
     "TOP_LOGPROBS_OVERFLOW": _row(Code.RESOURCE_EXHAUSTED, "requested", "limit", maybe=("token_index",), quota=True),
     "FIELD_OVERFLOW": _row(Code.RESOURCE_EXHAUSTED, "field", "requested", "limit", quota=True),
-    "ARENA_FULL": _row(Code.RESOURCE_EXHAUSTED, "slots_total", "in_use", retry=True),
+    "ARENA_FULL": _row(
+        Code.RESOURCE_EXHAUSTED, "slots_total", "in_use", maybe=("heap_total", "heap_in_use"), retry=True
+    ),
     "TOO_MANY_WAITERS": _row(Code.RESOURCE_EXHAUSTED, "limit", retry=True),
     "HANDOFF_EXISTS": _row(Code.ALREADY_EXISTS, "state", "age_ms"),
     "RECORD_IMMUTABLE": _row(Code.ALREADY_EXISTS),

@@ -67,6 +67,15 @@ def with_hidden(dtype: int, shape: Iterable[int], data: bytes) -> rp.HandoffReco
     return record(speculative=rp.SpeculativeState(hidden_states=tensor(dtype, shape, data)))
 
 
+def with_attachments(**contents: bytes | rp.Tensor) -> rp.HandoffRecord:
+    """A record with these attachments, in order."""
+    made = record()
+    for name, content in contents.items():
+        of = {"tensor": content} if isinstance(content, rp.Tensor) else {"data": content}
+        made.attachments.append(rp.Attachment(name=name, **of))
+    return made
+
+
 def full(seed: int = 1) -> rp.HandoffRecord:
     """A record with every part, none of them empty, all of them a function of `seed`."""
     return rp.HandoffRecord(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 from pd_handoff.v1 import admin_pb2
@@ -77,6 +79,7 @@ def get(
     consume: bool | None = None,
     epoch: str = "",
     digest: bytes = b"",
+    attachments: Iterable[str] | None = None,
 ) -> pb.GetRequest:
     """A Get; it consumes when it names a reader, unless told otherwise."""
     return pb.GetRequest(
@@ -87,6 +90,7 @@ def get(
         consume=bool(reader) if consume is None else consume,
         expected_store_epoch=epoch,
         request_digest=digest,
+        attachments=None if attachments is None else pb.AttachmentSelection(names=attachments),
     )
 
 

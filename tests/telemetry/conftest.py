@@ -52,4 +52,4 @@ class Watched:
 @pytest.fixture
 def watched(start: Start) -> Watched:
     """A store of eight slots whose metrics can be scraped, with a clock that the test turns."""
-    return Watched(start(metrics_listen="127.0.0.1:0", slots=8, max_waiters=32))
+    return Watched(start(metrics_listen="127.0.0.1:0", slots=8, max_waiters=32, attachment_heap=1 << 16))

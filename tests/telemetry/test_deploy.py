@@ -31,6 +31,7 @@ from .conftest import Watched
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 LABELS = {
+    "pd_handoff_attachment_heap_bytes": {"state"},
     "pd_handoff_heap_bytes": {"state"},
     "pd_handoff_info": {"version", "store_epoch", "schema_fingerprint"},
     "pd_handoff_slots": {"state"},
@@ -44,7 +45,7 @@ LABELS = {
 }
 SCRAPED = {"job", "instance"}
 VALUES = {
-    "state": {"free", "reserved", "published", "consumed", "quarantined", "none", "used"},
+    "state": {"free", "reserved", "published", "consumed", "quarantined", "none", "used", "in_use"},
     "outcome": {"completed", "aborted", "expired", "superseded", "restarted"},
     "reason": {OK, CANCELLED, *CODES},
 }

@@ -73,6 +73,7 @@ def test_case_21_gauges_come_back_to_zero_after_a_thousand_hand_offs(watched: Wa
     eventually(lambda: watched.value("sessions") == 0, "the stream is over")
     after = watched.scrape()
     assert after.pop(("pd_handoff_slots", frozenset({("state", "free")}))) == 8
+    assert after.pop(("pd_handoff_attachment_heap_bytes", frozenset({("state", "free")}))) == 1 << 16
     names = watched.gauges() - {f"pd_handoff_{name}" for name in FIXED}
     left = {key: value for key, value in after.items() if key[0] in names}
     assert {name for name, _ in left} == names
@@ -113,7 +114,7 @@ def test_every_documented_series_moves_and_every_series_is_documented(watched: W
     claim.result()
     steps.reserve(10, attempt=1)
     steps.abort(12)
-    steps.put_once(30)
+    steps.put_once(30, records.with_attachments(x=b"1"))
     steps.get(30, reader="d")
     steps.get(30, reader="d")
     steps.put_once(11, owner="prefill")
@@ -123,7 +124,7 @@ def test_every_documented_series_moves_and_every_series_is_documented(watched: W
     eventually(lambda: watched.value("unread_bytes") > 0, "a batch holds what it has")
     look()
     steps.caller.call("BatchGet", pb.BatchGetRequest(requests=[requests.get(11), requests.get(404)]))
-    store.core._arena.storage[:, 56:] ^= 1
+    store.core._arena.storage[:, 64:] ^= 1
     with pytest.raises(CallFailed):
         steps.get(11)
     store.advance(500)

@@ -333,15 +333,17 @@ class DecodeClient(_HandoffClient):
         reader_id: str | None = None,
         expected_store_epoch: str | None = None,
         request_digest: bytes | None = None,
+        attachments: Sequence[str] | None = None,
     ) -> Handoff:
         """The record of the newest attempt from `attempt` on; waits for it up to `max_wait` seconds, across restarts of
         the store as far as `retries` allow. Can be repeated by the same reader. With `request_digest` (up to 32 bytes,
         made as the producer made its own), a record that was reserved for another request raises RequestMismatch.
+        `attachments` are the names of those to return: none for an empty list, all for None.
 
         Raises HandoffNotFound, RecordNotReady, HandoffAborted, HandoffExpired, ProducerRestarted, AlreadyConsumed,
         StoreRestarted, RequestMismatch, TooManyWaiters, InvalidRequest."""
         request = self._calls.get_request(
-            key, attempt, max_wait, consume, reader_id, expected_store_epoch, request_digest
+            key, attempt, max_wait, consume, reader_id, expected_store_epoch, request_digest, attachments
         )
         return Handoff(await self._ask("Get", request, wait_of(request)))
 
@@ -355,6 +357,7 @@ class DecodeClient(_HandoffClient):
         reader_id: str | None = None,
         expected_store_epoch: str | None = None,
         request_digest: bytes | None = None,
+        attachments: Sequence[str] | None = None,
     ) -> list[Handoff | HandoffError]:
         """Gets many; each succeeds or fails alone, in order: an InvalidRequest of one key, too, is the outcome of its
         item alone. Returns when all have their answer. More than the store takes at a time go as several batches, one
@@ -372,6 +375,7 @@ class DecodeClient(_HandoffClient):
                 reader_id=reader_id,
                 expected_store_epoch=expected_store_epoch,
                 request_digest=request_digest,
+                attachments=attachments,
             )
         )
 

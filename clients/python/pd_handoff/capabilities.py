@@ -39,6 +39,9 @@ class Capabilities:
         store_epoch: changes when the store comes back empty.
         server_version: the version of pd-handoff that it runs.
         schema_fingerprint: identifies its protos.
+        attachment_heap_bytes: bytes of the heap that attachments are kept in; 0: the store takes none.
+        attachment_heap_free: bytes of it that a Reserve or a Put could have at the time of the answer.
+        attachment_page_bytes: bytes of a page; the attachments of a record take whole pages.
     """
 
     limits: Widths
@@ -61,6 +64,9 @@ class Capabilities:
     store_epoch: str
     server_version: str
     schema_fingerprint: str
+    attachment_heap_bytes: int = 0
+    attachment_heap_free: int = 0
+    attachment_page_bytes: int = 0
 
     def clamp_top_logprobs(self, requested: int) -> int:
         """The largest number of top logprobs up to `requested` that the store takes. Raises TypeError for what is no
@@ -111,4 +117,5 @@ _DURATIONS = ("lease_default", "lease_min", "lease_max", "max_wait", "retention"
 _PLAIN = (
     *("slots_total", "slots_free", "row_bytes", "arena_bytes", "max_batch", "max_waiters", "max_message_bytes"),
     *("store_epoch", "server_version", "schema_fingerprint"),
+    *("attachment_heap_bytes", "attachment_heap_free", "attachment_page_bytes"),
 )

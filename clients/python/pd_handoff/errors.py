@@ -109,7 +109,9 @@ class FieldOverflow(HandoffError):
 
 
 class ArenaFull(HandoffError):
-    """Every slot is in use. Retry after `retry_after` seconds, or let the store queue the call with `max_wait`."""
+    """Every slot is in use, or the heap of attachments is full.
+
+    Retry after `retry_after` seconds, or let the store queue the call with `max_wait`."""
 
 
 class TooManyWaiters(HandoffError):
@@ -311,6 +313,11 @@ def overflow(field: str, requested: int, limit: int) -> TopLogprobsOverflow | Fi
         )
         return TopLogprobsOverflow(text, metadata=numbers)
     option = "--max-" + field.replace("_", "-")
+    if field == "attachment_bytes":
+        if not limit:
+            text = f"{field} {requested} {OVERFLOW_PHRASE} 0; leave attachments out, or start the store with "
+            return FieldOverflow(text + "--attachment-heap", metadata={"field": field, **numbers})
+        option += " and --attachment-heap"
     text = f"{field} {requested} {OVERFLOW_PHRASE} {limit}; send at most {limit}, or raise {option}"
     return FieldOverflow(text, metadata={"field": field, **numbers})
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
@@ -46,6 +46,7 @@ class Widths:
         hidden_state_bytes: bytes of `SpeculativeState.hidden_states`.
         engine_state_bytes: bytes of `EngineState.data`.
         draft_tokens: elements of `SpeculativeState.draft_token_ids`.
+        attachment_bytes: bytes of `Record.attachments` as encoded: their data, and up to 192 more for each.
     """
 
     tokens: int = 0
@@ -58,6 +59,7 @@ class Widths:
     hidden_state_bytes: int = 0
     engine_state_bytes: int = 0
     draft_tokens: int = 0
+    attachment_bytes: int = 0
 
     def to_proto(self) -> pb.Widths:
         """The message. Raises ValueError or TypeError, naming it, when a width is no unsigned integer of its field's
@@ -78,7 +80,7 @@ class Widths:
 
 
 WIDTH_NAMES = tuple(field.name for field in fields(Widths))
-WIDTH_BITS = {name: 64 if name == "hidden_state_bytes" else 32 for name in WIDTH_NAMES}
+WIDTH_BITS = {name: 64 if name in {"hidden_state_bytes", "attachment_bytes"} else 32 for name in WIDTH_NAMES}
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,12 +218,14 @@ class GetItem:
         attempt: the lowest attempt that will do, from 0.
         reader_id: who reads, up to 256 bytes.
         request_digest: of what both sides know of the request, up to 32 bytes.
+        attachments: names of those to return.
     """
 
     key: Key | int
     attempt: int | None = None
     reader_id: str | None = None
     request_digest: bytes | None = None
+    attachments: Sequence[str] | None = None
 
 
 def digest_of_prompt(token_ids: Iterable[int]) -> bytes:

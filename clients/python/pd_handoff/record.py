@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import enum
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 from google.protobuf import json_format
 from google.protobuf.descriptor import FieldDescriptor
@@ -26,6 +26,7 @@ from pd_handoff.tensor import Tensor
 from pd_handoff.v1 import record_pb2 as pb
 
 T = TypeVar("T")
+Attachable: TypeAlias = "Tensor | Floats | Ints | bytes | bytearray | memoryview"
 
 # The first byte of a field on the wire: (number << 3) | type, 2 = length-delimited, 5 = four bytes.
 _VALUES = b"\x0a"  # Logprobs.values
@@ -369,6 +370,9 @@ class Record(Part):
         engine_state: what the engine's KV connector needs on the decode side.
         prompt_tokens: tokens of the prompt as the engine counts them, one uint32.
         traceparent: W3C trace context of the prefill, up to 64 bytes.
+        attachments: large parts by name, which is 1 to 64 of letters, digits and `._/;=+-`; at most 16, together up to
+            `limits.attachment_bytes`. Each is bytes, or an array of any shape and of an element type of DataType
+            (float64 is narrowed to float32 once), which comes back as a Tensor.
     """
 
     tokens: Sequence[Token] = ()
@@ -383,6 +387,7 @@ class Record(Part):
     engine_state: EngineState | None = None
     prompt_tokens: Int | None = None
     traceparent: str | None = None
+    attachments: Mapping[str, Attachable] | None = None
     _message = pb.HandoffRecord
 
     def _write(self, message: pb.HandoffRecord) -> None:
@@ -410,6 +415,8 @@ class Record(Part):
             _set_int(message, "prompt_tokens", self.prompt_tokens)
         if self.traceparent is not None:
             _set_text(message, "traceparent", self.traceparent)
+        if self.attachments is not None:
+            _write_attachments(message, self.attachments)
 
     @classmethod
     def from_proto(cls, message: pb.HandoffRecord) -> Record:
@@ -427,6 +434,7 @@ class Record(Part):
             _optional(EngineState.from_proto, message, "engine_state"),
             message.prompt_tokens if message.HasField("prompt_tokens") else None,
             message.traceparent if message.HasField("traceparent") else None,
+            {one.name: _content(one) for one in message.attachments} if message.attachments else None,
         )
 
     def to_json(self, *, indent: int | None = 2) -> str:
@@ -448,6 +456,26 @@ _PARTS: tuple[tuple[str, type[Part]], ...] = (
     ("kv_checksum", KvChecksum),
     ("engine_state", EngineState),
 )
+
+
+def _write_attachments(message: pb.HandoffRecord, attachments: Mapping[str, Attachable]) -> None:
+    if not isinstance(attachments, Mapping):
+        raise WrongTypeError(f"must be a dict of arrays or bytes, is {kind_of(attachments)}", "attachments")
+    for name, content in attachments.items():
+        try:
+            one = message.attachments.add()
+            _set_text(one, "name", name)
+            if isinstance(content, (bytes, bytearray, memoryview)):
+                one.data = bytes(content)
+            else:
+                tensor = content if isinstance(content, Tensor) else Tensor.of(content)
+                tensor.write_to(one.tensor)
+        except Exception as error:
+            raise unfit_of(error).within(f"attachments[{name!r}]") from None
+
+
+def _content(attachment: pb.Attachment) -> Tensor | bytes:
+    return Tensor.from_proto(attachment.tensor) if attachment.HasField("tensor") else attachment.data
 
 
 def _tokens(tokens: Any) -> Iterator[Any]:

@@ -13,7 +13,7 @@ from dataclasses import astuple, dataclass, fields
 
 ALIGNMENT = 64
 
-HEADER = struct.Struct("<QIIHHIIIIIIIIHxx")
+HEADER = struct.Struct("<QIIHHIIIIIIIIHxxQ")
 """generation, image bytes, checksum, presence, then the record's widths in the order of `Limits`.
 
 The checksum is the CRC-32 of the image that begins with the slot's number.
@@ -53,6 +53,7 @@ class Limits:
     hidden_state_bytes: int = 32768
     engine_state_bytes: int = 0
     draft_tokens: int = 16
+    attachment_bytes: int = 0
 
 
 WIDTHS = tuple(field.name for field in fields(Limits))
@@ -74,8 +75,39 @@ def _framed(payload: int) -> int:
     return _TAG + varint_size(payload) + payload if payload else 0
 
 
+_LEAST_PAGE, _LARGEST_PAGE = 4 << 10, 1 << 20
+_PAGES_A_SLOT = 8
+
+
+@dataclass(frozen=True, slots=True)
+class HeapShape:
+    """The pages that attachments are kept in: how many, and bytes of each. Without pages there is no heap."""
+
+    pages: int = 0
+    page_bytes: int = _LEAST_PAGE
+
+    @classmethod
+    def of(cls, size: int, slots: int) -> HeapShape:
+        """For a heap of `size` bytes, rounded up to pages, beside so many rows.
+
+        Pages are a power of two from 4 KiB to 1 MiB: the largest of which each slot could have eight.
+        """
+        share = size // (_PAGES_A_SLOT * slots)
+        page = min(max(1 << max(share.bit_length() - 1, 0), _LEAST_PAGE), _LARGEST_PAGE)
+        return cls(-(-size // page), page)
+
+    @property
+    def total(self) -> int:
+        """Bytes in all."""
+        return self.pages * self.page_bytes
+
+    def pages_for(self, size: int) -> int:
+        """How many pages hold so many bytes."""
+        return -(-size // self.page_bytes)
+
+
 class Layout:
-    """The columns of a row and its size in bytes, for given limits.
+    """The columns of a row and its size in bytes, for given limits. Attachments are not in the row.
 
     Attributes:
         limits, widths: the limits, by name and as a tuple in the same order.

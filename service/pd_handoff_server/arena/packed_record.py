@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import re
+import zlib
 from typing import Final
 
+from google.protobuf.unknown_fields import UnknownFieldSet
 from pd_handoff.v1 import record_pb2
 
 from pd_handoff_server import refusal
 
-from .layout import TRACEPARENT, WIDTHS, Layout
+from .layout import TRACEPARENT, WIDTHS, Layout, varint_size
 
 MAX_RANK: Final = 8
+MAX_ATTACHMENTS: Final = 16
 
 ELEMENT_BYTES: Final = {
     record_pb2.DATA_TYPE_FLOAT32: 4,
@@ -48,7 +51,9 @@ PRESENCE: Final = {
     "traceparent": 1024,
 }
 
-_state_type = re.compile(r"[A-Za-z0-9._/;=+-]{1,64}").fullmatch
+_ATTACHMENTS = 2048
+
+_attachment_name = _state_type = re.compile(r"[A-Za-z0-9._/;=+-]{1,64}").fullmatch
 _traceparent = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(-[!-~]*)?").fullmatch
 
 # The end of every negative int32 as varint. A non-negative id can end so too, hence a hit only asks for a closer look.
@@ -59,26 +64,58 @@ Shape = tuple[int, int, tuple[int, ...]]
 """Presence, the token with the widest top logprobs, and widths, as in `Draft`."""
 
 
+class Attachments:
+    """The attachments of a record, packed as the heap holds them.
+
+    Attributes:
+        data: the fields as they stand at the end of the serialized record.
+        entries: (name, first byte, byte behind the last, CRC-32) of each, by its place in `data`.
+        digest: SHA-256 of `data`.
+    """
+
+    __slots__ = ("data", "digest", "entries")
+
+    def __init__(self, data: bytes, names_and_sizes: list[tuple[str, int]]) -> None:
+        self.data = data
+        self.digest = hashlib.sha256(data).digest()
+        view, start, entries = memoryview(data), 0, []
+        for name, size in names_and_sizes:
+            end = start + size
+            entries.append((name, start, end, zlib.crc32(view[start:end])))
+            start = end
+        self.entries = tuple(entries)
+
+
 class Draft:
     """A well-formed record, packed as a row holds it.
 
     Attributes:
         image: the packed columns.
+        attachments: what goes to the heap; None: nothing does.
         presence: which optional parts are there, as bits of PRESENCE.
         widths: tokens, top_logprobs, token_ids_logprobs (the widest token), sampling_mask_tokens, speculative_topk,
-            dsa_topk_indices, customized_info_bytes, hidden_state_bytes, engine_state_bytes, draft_tokens.
+            dsa_topk_indices, customized_info_bytes, hidden_state_bytes, engine_state_bytes, draft_tokens,
+            attachment_bytes.
     """
 
-    __slots__ = ("image", "presence", "widths")
+    __slots__ = ("attachments", "image", "presence", "widths")
 
-    def __init__(self, image: bytes, presence: int, widths: tuple[int, ...]) -> None:
+    def __init__(
+        self, image: bytes, presence: int, widths: tuple[int, ...], attachments: Attachments | None = None
+    ) -> None:
         self.image = image
         self.presence = presence
         self.widths = widths
+        self.attachments = attachments
+
+    @property
+    def size(self) -> int:
+        """Bytes of all of it."""
+        return len(self.image) + (0 if self.attachments is None else len(self.attachments.data))
 
     def digest(self) -> bytes:
         """A collision-resistant digest of the record."""
-        return image_digest(self.image)
+        return image_digest(self.image if self.attachments is None else self.image + self.attachments.digest)
 
 
 def image_digest(image: bytes | memoryview) -> bytes:
@@ -93,12 +130,17 @@ def measure(record: record_pb2.HandoffRecord, layout: Layout) -> Draft:
         Refusal: INVALID_RECORD with one violation a field; else TOP_LOGPROBS_OVERFLOW or FIELD_OVERFLOW for the first
             width over its limit. Form comes before widths, as the contract orders it.
     """
-    image = record.SerializeToString()
-    shape = _glance(record, image)
+    attached: list[tuple[str, int]] = []
+    if record.attachments:
+        attached = [(one.name, _size_in_record(one)) for one in record.attachments]
+        image, suffix = _split(record, sum(size for _, size in attached))
+    else:
+        image, suffix = record.SerializeToString(), b""
+    shape = None if attached else _glance(record, image)
     if shape is None:
-        shape = _examine(record, image)
+        shape = _examine(record, image, len(suffix))
     presence, top_index, widths = shape
-    tokens, top, listed, mask, topk, dsa, info, hidden, state, draft = widths
+    tokens, top, listed, mask, topk, dsa, info, hidden, state, draft, attachments = widths
     limits = layout.widths
     if (
         top > limits[1]
@@ -111,6 +153,7 @@ def measure(record: record_pb2.HandoffRecord, layout: Layout) -> Draft:
         or hidden > limits[7]
         or state > limits[8]
         or draft > limits[9]
+        or attachments > limits[10]
     ):
         check_widths(widths, layout, token_index=top_index)
     if len(image) > layout.image_bytes:
@@ -119,7 +162,24 @@ def measure(record: record_pb2.HandoffRecord, layout: Layout) -> Draft:
             "for ranks, draft tokens and a traceparent beside full lists start it with --max-engine-state-bytes"
         )
         raise refusal.invalid("INVALID_RECORD", [("record", what)])
-    return Draft(image, presence, widths)
+    return Draft(image, presence, widths, Attachments(suffix, attached) if attached else None)
+
+
+def _size_in_record(attachment: record_pb2.Attachment) -> int:
+    """Bytes of an attachment as a field of a record."""
+    size = attachment.ByteSize()
+    return 1 + varint_size(size) + size
+
+
+def _split(record: record_pb2.HandoffRecord, size: int) -> tuple[bytes, bytes]:
+    """A record serialized without its attachments, and these, of so many bytes in all."""
+    if len(UnknownFieldSet(record)):  # which a serializer may write behind the attachments
+        core, attached = record_pb2.HandoffRecord(), record_pb2.HandoffRecord(attachments=record.attachments)
+        core.CopyFrom(record)
+        core.ClearField("attachments")
+        return core.SerializeToString(), attached.SerializeToString()
+    image = record.SerializeToString()
+    return image[:-size], image[-size:]
 
 
 def _glance(record: record_pb2.HandoffRecord, image: bytes) -> Shape | None:
@@ -185,7 +245,7 @@ def _glance(record: record_pb2.HandoffRecord, image: bytes) -> Shape | None:
     end = len(image) if draft else len(image) - hidden - state
     if not (tokens or presence & 256) or image.find(_NEGATIVE, 0, end) >= 0:
         return None
-    return presence, top_index, (tokens, top, listed, mask, topk, dsa, info, hidden, state, draft)
+    return presence, top_index, (tokens, top, listed, mask, topk, dsa, info, hidden, state, draft, 0)
 
 
 def _check_engine_parts(record: record_pb2.HandoffRecord, found: Violations) -> tuple[int, int]:
@@ -205,8 +265,11 @@ def _check_engine_parts(record: record_pb2.HandoffRecord, found: Violations) -> 
     return presence, state
 
 
-def _examine(record: record_pb2.HandoffRecord, image: bytes) -> Shape:
-    """The closer look. Raises Refusal INVALID_RECORD with one violation a field."""
+def _examine(record: record_pb2.HandoffRecord, image: bytes, attached: int) -> Shape:
+    """The closer look; `attached` is bytes of the attachments.
+
+    Raises Refusal INVALID_RECORD with one violation a field.
+    """
     found: Violations = []
     top, top_index, listed = _check_tokens(record, found)
     mask_width = topk = dsa = info = hidden = state = draft = 0
@@ -226,12 +289,36 @@ def _examine(record: record_pb2.HandoffRecord, image: bytes) -> Shape:
     if presence & PRESENCE["customized_info"]:
         info = len(record.customized_info)
     _, state = _check_engine_parts(record, found)
+    if attached:
+        presence |= _ATTACHMENTS
+        _check_attachments(record, found)
     if _NEGATIVE in image:
         _check_ids(record, found)
     if found:
         raise refusal.invalid("INVALID_RECORD", found)
-    widths = (len(record.tokens), top, listed, mask_width, topk, dsa, info, hidden, state, draft)
+    widths = (len(record.tokens), top, listed, mask_width, topk, dsa, info, hidden, state, draft, attached)
     return presence, top_index, widths
+
+
+def _check_attachments(record: record_pb2.HandoffRecord, found: Violations) -> None:
+    if len(record.attachments) > MAX_ATTACHMENTS:
+        found.append(
+            ("record.attachments", f"{len(record.attachments)} attachments; at most {MAX_ATTACHMENTS} are legal")
+        )
+        return
+    seen: dict[str, int] = {}
+    for index, attachment in enumerate(record.attachments):
+        where = f"record.attachments[{index}]"
+        if not _attachment_name(attachment.name):
+            found.append((f"{where}.name", "must be 1 to 64 of letters, digits and '._/;=+-'"))
+        first = seen.setdefault(attachment.name, index)
+        if first != index:
+            found.append((f"{where}.name", f"is that of attachments[{first}]; names must differ"))
+        content = attachment.WhichOneof("content")
+        if content is None:
+            found.append((f"{where}.content", "is required: a tensor, or data"))
+        elif content == "tensor":
+            _check_tensor(attachment.tensor, f"{where}.tensor", found)
 
 
 def check_widths(widths: tuple[int, ...], layout: Layout, *, token_index: int | None = None) -> None:

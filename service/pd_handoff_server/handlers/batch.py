@@ -32,6 +32,9 @@ class Owed:
         self.make = make
 
 
+_LARGEST_MESSAGE = 1 << 31
+_ITEM_OVERHEAD = 256  # of an answer, beside its record: framing, moments, epoch
+
 Item = Callable[[Any, Call, Done, object], "Answer | Owed"]
 """Carries out one request, given where it stands in the batch as something to format."""
 
@@ -62,6 +65,10 @@ class Slot:
             result = self.owed
         self._gathering.complete(self._index, result)
 
+    def has_room(self, size: int) -> Refusal | None:
+        """A `Room` of the store: what is left of the batch's answer."""
+        return self._gathering.has_room(size)
+
     def __str__(self) -> str:
         return f"requests[{self._index}]."
 
@@ -80,11 +87,14 @@ class Gathering:
         refused: Callable[[Refusal, BaseException | None], None],
         note: Callable[[str], None] | None = None,
         unread: Unread | None = None,
+        most: int = _LARGEST_MESSAGE,
     ) -> None:
         """`refused` is told why an item was refused, `note` the reason, or OK, of each that has its answer; `unread` of
-        what is kept while others wait."""
+        what is kept while others wait. The answer may have `most` bytes."""
         self.results: list[tuple[bytes, bytes] | Owed | None] = [None] * items  # framing, and what it frames
         self.parked: list[Parked] = []
+        self._left = most - items * _ITEM_OVERHEAD
+        self._most = most
         self._done = done
         self._refused = refused
         self._note = note
@@ -94,6 +104,16 @@ class Gathering:
         self._making = False
         self._together: AbstractContextManager[None] = nullcontext()
         self._lock = threading.Lock()
+
+    def has_room(self, size: int) -> Refusal | None:
+        """Why a record of so many bytes does not fit the answer any more; None: it does, and its room is taken.
+
+        Asked while the store is locked, before the record is read and its reader counted.
+        """
+        if size > self._left:
+            return refusal.batch_answer_full(self._most)
+        self._left -= size
+        return None
 
     def complete(self, index: int, result: bytes | Refusal | Owed) -> None:
         """An item that had to wait has its answer."""

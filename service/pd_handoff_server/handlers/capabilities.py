@@ -31,14 +31,19 @@ SCHEMA_FINGERPRINT: Final = schema_fingerprint()
 
 
 def max_message_bytes(layout: Layout, max_batch: int) -> int:
-    """The largest message taken or sent: whatever the largest legal batch needs, and no less than 4 MiB."""
-    return max(_LEAST_MESSAGE, max_batch * (layout.image_bytes + _ITEM_OVERHEAD))
+    """The largest message taken or sent, no less than 4 MiB.
+
+    It is whatever the largest legal batch without attachments needs, or one record with all that it may have.
+    """
+    alone = layout.image_bytes + _ITEM_OVERHEAD
+    return max(_LEAST_MESSAGE, max_batch * alone, alone + layout.limits.attachment_bytes)
 
 
 class Describer:
     """Makes CapabilitiesResponses from the facts of a store and the settings of its transport."""
 
     def __init__(self, version: str, max_batch: int, max_message: int, features: tuple[str, ...]) -> None:
+        self.max_message: Final = max_message
         self._fixed = pb.CapabilitiesResponse(
             max_batch=max_batch,
             max_message_bytes=max_message,
@@ -71,6 +76,9 @@ class Describer:
             max_waiters=facts.max_waiters,
             hidden_state_dtypes=sorted(ELEMENT_BYTES) if facts.limits.hidden_state_bytes else (),
             store_epoch=facts.epoch,
+            attachment_heap_bytes=facts.heap_bytes,
+            attachment_heap_free=facts.heap_free,
+            attachment_page_bytes=facts.page_bytes,
         )
         answer.MergeFrom(self._fixed)
         return answer

@@ -12,7 +12,7 @@ from pd_handoff.v1 import record_pb2
 
 from pd_handoff_server import refusal
 from pd_handoff_server.arena.layout import WIDTHS
-from pd_handoff_server.arena.packed_record import Violations
+from pd_handoff_server.arena.packed_record import MAX_ATTACHMENTS, Violations
 from pd_handoff_server.lifecycle.model import Failure, Key, Spec
 
 MAX_ID_BYTES: Final = 256
@@ -64,6 +64,16 @@ def digest_of(value: bytes, found: Violations, where: object = "") -> bytes:
     if len(value) > MAX_DIGEST_BYTES:
         found.append((f"{where}request_digest", f"has {len(value)} bytes; at most {MAX_DIGEST_BYTES} are legal"))
     return value
+
+
+def selection_of(request: pb.GetRequest, found: Violations, where: object = "") -> frozenset[str] | None:
+    """Names of the attachments that a Get asks for; None: all."""
+    if not request.HasField("attachments"):
+        return None
+    names = request.attachments.names
+    if len(names) > MAX_ATTACHMENTS:
+        found.append((f"{where}attachments.names", f"{len(names)} names; at most {MAX_ATTACHMENTS} are legal"))
+    return frozenset(names)
 
 
 def duration(value: Duration, field: str, found: Violations) -> int:

@@ -82,7 +82,8 @@ class Calls:
         self.reader: Final = parser.load(SCHEMA_FINGERPRINT) if reader is None else reader
         self._answers = responses.Answers(self.reader)
         layout = Layout(facts.limits)
-        self._limits = struct.pack("=11Q", *layout.widths, layout.image_bytes)
+        self._heap = facts.heap_bytes > 0
+        self._limits = struct.pack("=12Q", *layout.widths, layout.image_bytes)
         handlers: dict[str, Handler] = {
             "Capabilities": self.capabilities,
             "Reserve": self.reserve,
@@ -251,7 +252,7 @@ class Calls:
         if call.principal is not None:
             call.permit("Get", key[0])
         call.key = key
-        return ask(_tuple(Query, (key, attempt, reader_id, consume, expected, digest)), wait, call, done)
+        return ask(_tuple(Query, (key, attempt, reader_id, consume, expected, digest, None, None)), wait, call, done)
 
     def _get(self, ask: Ask, request: pb.GetRequest, call: Call, done: Done, where: object = "") -> Answer | Owed:
         if call.principal is not None:
@@ -263,12 +264,15 @@ class Calls:
         consume = request.consume
         reader_id = requests.identifier(request.reader_id, "reader_id", found, required=consume, where=where)
         digest = requests.digest_of(request.request_digest, found, where)
+        wanted = requests.selection_of(request, found, where)
         if found:
             requests.refuse(found)
-        query = Query(key, request.attempt, reader_id, consume, request.expected_store_epoch, digest)
+        query = Query(key, request.attempt, reader_id, consume, request.expected_store_epoch, digest, wanted)
         return ask(query, wait, call, done)
 
     def _ask(self, query: Query, wait: int, call: Call, done: Done) -> Answer:
+        if self._heap and isinstance(done, Slot):
+            query = query._replace(room=done.has_room)
         encode = self._answers.get
         if wait:
             later = _Delivery(encode, self._unread, call, done)
@@ -344,7 +348,7 @@ class Calls:
                 self._report(method, call.approach, refusal_, error)
 
         note = self._note_item and partial(self._note_item, method)
-        gathering = Gathering(len(items), done, refused, note, self._unread)
+        gathering = Gathering(len(items), done, refused, note, self._unread, self._describer.max_message)
         return gathering.run(items, one, call, self._store.together())
 
 

@@ -15,6 +15,7 @@ from .model import (
     Tombstone,
     reader_mark,
 )
+from .pages import Pages
 from .quotas import Quotas
 from .tokens import TokenMint
 
@@ -26,6 +27,7 @@ __all__ = [
     "Lifecycle",
     "Observer",
     "Outcome",
+    "Pages",
     "Policy",
     "Quotas",
     "Rows",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import islice
 
 from pd_handoff_server import refusal
@@ -28,6 +28,7 @@ from .model import (
     Tombstone,
     watchers,
 )
+from .pages import HEAP_LINE, Pages
 from .producers import Producers
 from .quotas import Quotas
 from .slots import Slots
@@ -35,6 +36,14 @@ from .tokens import TokenMint
 from .tombstones import Tombstones
 
 _SECOND = 1_000_000_000
+
+
+def _further_pages(plan: Plan) -> int:
+    """Pages that this takes beyond what its hand-off holds."""
+    kept = plan.kept
+    if kept is None:
+        return plan.spec.pages
+    return max(plan.spec.pages - kept.pages, 0) if kept.state is RESERVED else 0
 
 
 class Lifecycle:
@@ -57,6 +66,7 @@ class Lifecycle:
         rows: Rows,
         observers: Sequence[Observer] = (),
         quotas: Quotas | None = None,
+        pages: Pages | None = None,
     ) -> None:
         self.policy = policy
         self.published = 0
@@ -79,6 +89,7 @@ class Lifecycle:
         self._now = clock.monotonic()  # as of the last look for what is overdue, with which every call begins
         self.due = NEVER
         self.quotas = Quotas({}) if quotas is None else quotas
+        self.pages = Pages() if pages is None else pages
         self._live: dict[Key, Handoff] = {}
         self._holders: list[Handoff | None] = [None] * slots  # of `_live`, by slot
         self._tombstones = Tombstones(policy.tombstones)
@@ -221,6 +232,8 @@ class Lifecycle:
                 raise self.full()
         if self.quotas.limits:
             self._check_quotas([plan])
+        if plan.spec.pages:
+            self._check_pages([plan], barge=barge)
         return self._carry_out(plan)
 
     def reserve_all(self, specs: Sequence[Spec], *, barge: bool = True) -> list[Handoff]:
@@ -247,6 +260,8 @@ class Lifecycle:
             raise self.full()
         if self.quotas.limits:
             self._check_quotas(plans)
+        if any(spec.pages for spec in specs):
+            self._check_pages(plans, barge=barge)
         # Whatever ends comes first: a slot freed by one item may serve another.
         for plan in plans:
             self._replace(plan)
@@ -255,6 +270,7 @@ class Lifecycle:
         spare = (handoff for slot, handoff in self._consumed.items() if slot not in kept)
         for handoff in list(islice(spare, max(wanted - self.slots.free, 0))):
             self._end(handoff, Outcome.COMPLETED)
+        self._reclaim_pages(sum(map(_further_pages, plans)), kept)
         return [self._carry_out(plan) for plan in plans]
 
     def _check_quotas(self, plans: Sequence[Plan]) -> None:
@@ -262,11 +278,54 @@ class Lifecycle:
         if exceeded is not None:
             raise self.full(exceeded)
 
+    def _check_pages(self, plans: Sequence[Plan], *, barge: bool) -> None:
+        """Raises Refusal ARENA_FULL when these together want more of the heap than they could have."""
+        wanted = sum(map(_further_pages, plans))
+        if not wanted:
+            return
+        own = {handoff.slot: handoff for plan in plans for handoff in self._outdated(plan.spec)}
+        own.update((plan.replaces.slot, plan.replaces) for plan in plans if plan.replaces is not None)
+        supply = sum(handoff.pages for handoff in own.values())
+        if barge:
+            kept = {plan.kept.slot for plan in plans if plan.kept is not None}
+            supply += self.pages.available
+            supply -= sum(one.pages for slot, one in self.pages.consumed.items() if slot in own or slot in kept)
+        if wanted > supply:
+            raise self.full(HEAP_LINE)
+
+    def _reclaim_pages(self, wanted: int, spared: Collection[int] = ()) -> None:
+        """Until so many pages are free, end consumed hand-offs that hold some, oldest first; not those in `spared`."""
+        if wanted > self.pages.free:
+            for slot, handoff in list(self.pages.consumed.items()):
+                if slot not in spared:
+                    self._end(handoff, Outcome.COMPLETED)
+                    if wanted <= self.pages.free:
+                        return
+
+    def fit_pages(self, handoff: Handoff, wanted: int, *, barge: bool = True) -> None:
+        """Let a RESERVED hand-off hold as many pages as its record needs.
+
+        With `barge` False others wait for pages already. Raises Refusal ARENA_FULL, having changed nothing.
+        """
+        further = wanted - handoff.pages
+        if further > 0:
+            if not barge or further > self.pages.available:
+                raise self.full(HEAP_LINE)
+            self._reclaim_pages(further)
+            self.pages.take(further)
+        elif further:
+            self.pages.give(-further)
+        handoff.pages = wanted
+
     def full(self, namespace: str | None = None) -> Refusal:
-        """ARENA_FULL, with a hint when a slot may come back; with a namespace, because of its quota."""
+        """ARENA_FULL, with a hint when a slot may come back; with a namespace, because of its quota, or of the heap."""
         due = self._deadlines.next()
         wait = 1.0 if due is None else (due - self._monotonic()) / _SECOND
         wait = min(max(wait, 0.05), 1.0)
+        if namespace == HEAP_LINE:
+            pages = self.pages
+            heap = (pages.total * pages.page_bytes, pages.in_use * pages.page_bytes)
+            return refusal.heap_full(*heap, self.slots.total, self.in_use, HEAP_LINE, wait)
         if namespace is not None:
             return refusal.namespace_full(namespace, self.quotas.limits[namespace], self.quotas.held[namespace], wait)
         return refusal.arena_full(self.slots.total, self.in_use, wait)
@@ -276,6 +335,10 @@ class Lifecycle:
         if spec.producer is not None:
             self._accept_producer(spec)
         if plan.kept is not None:
+            if spec.pages and (further := _further_pages(plan)):
+                self._reclaim_pages(further)
+                self.pages.take(further)
+                plan.kept.pages += further
             self._renew(plan.kept, spec)
             return plan.kept
         if plan.replaces is not None:
@@ -290,6 +353,9 @@ class Lifecycle:
         slots = self.slots
         if not slots.free:
             self._end(next(iter(self._consumed.values())), Outcome.COMPLETED)
+        if spec.pages:
+            self._reclaim_pages(spec.pages)
+            self.pages.take(spec.pages)
         slot = slots.take()
         generation = slots.generations[slot]
         lease = self.policy.lease_default if spec.lease is None else self.policy.grant(spec.lease)
@@ -417,6 +483,8 @@ class Lifecycle:
         self.published -= 1
         if self.quotas.limits:
             self.quotas.give(handoff.key[0])
+        if handoff.pages:
+            self.pages.lend(handoff)
         # All have the same grace: the one that was consumed first is the one whose grace is over first.
         self._deadlines.forget(handoff)
         handoff.deadline = deadline = self._now + self.policy.consumed_grace
@@ -562,6 +630,8 @@ class Lifecycle:
             self._deadlines.forget(handoff)
             if handoff.producer is not None:
                 self._unindex_producer(handoff)
+        if handoff.pages:
+            self.pages.end(handoff)
         generation = self.slots.give_back(slot)
         for tell in self._on_ended:
             tell(handoff, tombstone)

@@ -83,7 +83,8 @@ class Spec:
     """What a Reserve asks for, already checked for form.
 
     `lease` is in nanoseconds, None for the default. `widths` is carried for display only. `producer` is (instance id,
-    epoch). `request_digest` is empty when the caller stated none.
+    epoch). `request_digest` is empty when the caller stated none. `pages` are those of the heap that the record will
+    need, as far as it is known.
     """
 
     key: Key
@@ -94,10 +95,11 @@ class Spec:
     producer: tuple[str, int] | None = None
     widths: Any = None
     request_digest: bytes = b""
+    pages: int = 0
 
 
 class Handoff:
-    """A live hand-off: it holds a slot."""
+    """A live hand-off: it holds a slot, and perhaps pages of the heap."""
 
     __slots__ = (
         "attempt",
@@ -107,6 +109,7 @@ class Handoff:
         "key",
         "lease",
         "owner",
+        "pages",
         "producer",
         "published_mono",
         "published_wall",
@@ -129,6 +132,7 @@ class Handoff:
         self.expected_readers = spec.expected_readers
         self.widths = spec.widths
         self.request_digest = spec.request_digest
+        self.pages = spec.pages
         self.slot = slot
         self.generation = generation
         self.token = token

@@ -25,7 +25,7 @@ static bool takes(Py_ssize_t given, Py_ssize_t needed) {
   return false;
 }
 
-/* Limits are handed over as packed by Python's struct as "=11Q", which is how they lie in memory. */
+/* Limits are handed over as packed by Python's struct as "=12Q", which is how they lie in memory. */
 static bool limits_of(PyObject *packed, pd_limits *out) {
   if (!is_bytes(packed)) return false;
   if (PyBytes_GET_SIZE(packed) != sizeof *out) {

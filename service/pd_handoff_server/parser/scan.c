@@ -227,8 +227,8 @@ static bool kv_checksum(pd_slice data) {
   return done(&r);
 }
 
-/* Widths, in the order of `Limits`. Engine states, draft tokens and ranks are left to Python. */
-enum { TOKENS, TOP, LISTED, MASKED, TOPK, DSA, INFO_BYTES, HIDDEN };
+/* Widths, in the order of `Limits`. Engine states, draft tokens, ranks and attachments are left to Python. */
+enum { TOKENS, TOP, LISTED, MASKED, TOPK, DSA, INFO_BYTES, HIDDEN, ATTACHED = 10 };
 
 bool pd_scan_record(pd_slice data, const pd_limits *limits, pd_record *out) {
   enum { CACHED = 1, MODALITY = 2, MASK = 4, SPECULATIVE = 8, CHECKSUM = 16, FINISH = 32, REASONING = 64, INFO = 128 };
@@ -329,9 +329,10 @@ static bool widths(reader *r, uint64_t *out) {
   pd_slice part;
   if (!delimited(r, &part)) return false;
   reader fields = reader_of(part);
-  for (int n = 0; n < PD_WIDTHS; n++)
-    if (next_is(&fields, TAG(n + 1, VARINT)) && !implicit(&fields, n == HIDDEN ? UINT64_MAX : UINT32_MAX, &out[n]))
-      return false;
+  for (int n = 0; n < PD_WIDTHS; n++) {
+    uint64_t most = n == HIDDEN || n == ATTACHED ? UINT64_MAX : UINT32_MAX;
+    if (next_is(&fields, TAG(n + 1, VARINT)) && !implicit(&fields, most, &out[n])) return false;
+  }
   return done(&fields);
 }
 

@@ -13,14 +13,14 @@
 
 /* The schema that this was written for, as Capabilities tells it (`schema_fingerprint`). Whoever changes protos/ looks
  * through scan.c and then changes this; with any other schema the reader is not used. */
-#define PD_SCHEMA "8eed7cc8e300cd5d"
+#define PD_SCHEMA "6ae78d138d675628"
 
 typedef struct {
   const uint8_t *data;
   size_t size;
 } pd_slice;
 
-enum { PD_WIDTHS = 10 };
+enum { PD_WIDTHS = 11 };
 
 /* As `Draft` of arena/draft.py has them: presence bits, and widths in the order of `Limits`. */
 typedef struct {

@@ -38,4 +38,4 @@ class FileArena(Arena):
     def wipe(self, slot: int, generation: int) -> None:
         """Zero a whole row, of which it is not known what it holds."""
         self.storage[slot].zero_()
-        HEADER.pack_into(self._rows, slot * self.layout.row_bytes, generation, *(0,) * 13)
+        HEADER.pack_into(self._rows, slot * self.layout.row_bytes, generation, *(0,) * 14)

@@ -22,7 +22,7 @@ Producer = tuple[tuple[str, str], int]
 _HEAD = struct.Struct("<BxHIQqqqqI")
 _CLAIM = struct.Struct("<QQQIQIqqQBBHHBB")
 _CLAIM_FRAME = struct.Struct("<HI")
-_WIDTHS = struct.Struct("<10Q")
+_WIDTHS = struct.Struct("<11Q")
 _CRC = struct.Struct("<I")
 
 CLAIM_AT: Final = 64

@@ -13,7 +13,7 @@ from .errors import ArenaFileError, DamageError
 from .layout import PAGE
 
 MAGIC = b"pd-handoff arena"
-VERSION = 4
+VERSION = 5
 MAKING, READY = 1, 2
 
 _FIXED = struct.Struct("<16sIIQ16s64sH")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pd_handoff_server.arena.layout import Layout
+from pd_handoff_server.arena.layout import HeapShape, Layout
 
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
@@ -39,11 +39,18 @@ def available() -> int | None:
     return min(found, default=None)
 
 
-def check_fits(layout: Layout, slots: int, room: int | None) -> None:
-    """Raises ArenaTooLargeError when rows of this layout need more than `room` bytes."""
+def check_fits(layout: Layout, slots: int, room: int | None, heap: HeapShape | None = None) -> None:
+    """Raises ArenaTooLargeError when rows of this layout, and a heap beside them, need more than `room` bytes."""
     total = layout.row_bytes * slots
-    if room is None or total <= room:
+    attachments = 0 if heap is None else heap.total
+    if room is None or total + attachments <= room:
         return
+    if attachments:
+        raise ArenaTooLargeError(
+            f"the arena does not fit: {slots:,} slots x {layout.row_bytes:,} bytes a row = {total:,} bytes "
+            f"({human(total)}), and {attachments:,} bytes of attachments ({human(attachments)}), but {human(room)} are "
+            "available. Lower --attachment-heap, --slots, or the widths"
+        )
     widest = max(layout.columns, key=lambda column: column.bytes)
     raise ArenaTooLargeError(
         f"the arena does not fit: {slots:,} slots x {layout.row_bytes:,} bytes a row = {total:,} bytes "

@@ -11,12 +11,14 @@ from typing import Any, Final
 
 from pd_handoff_server import refusal
 from pd_handoff_server.arena.arena import Arena, DamagedRowError
+from pd_handoff_server.arena.layout import HeapShape
 from pd_handoff_server.arena.packed_record import Draft, check_widths, measure
 from pd_handoff_server.lifecycle import Failure, Handoff, Key, Lifecycle, Outcome, Spec, State, Tombstone, reader_mark
 from pd_handoff_server.lifecycle.admission import outcome_refusal
 from pd_handoff_server.lifecycle.clock import Clock
 from pd_handoff_server.lifecycle.deadlines import NEVER
 from pd_handoff_server.lifecycle.model import RESERVED
+from pd_handoff_server.lifecycle.pages import HEAP_LINE
 from pd_handoff_server.refusal import Refusal
 
 from .interface import (
@@ -115,6 +117,8 @@ class EmbeddedStore:
     ) -> None:
         self._arena = arena
         self._layout = arena.layout
+        self._heap = arena.heap
+        self._heap_shape = HeapShape(0) if arena.heap is None else arena.heap.shape
         self._lifecycle = lifecycle
         self._clock = clock
         self._epoch = epoch
@@ -230,6 +234,9 @@ class EmbeddedStore:
             self._epoch,
             self._max_wait,
             self._max_waiters,
+            self._heap_shape.total,
+            self._lifecycle.pages.available * self._heap_shape.page_bytes,
+            self._heap_shape.page_bytes if self._heap_shape.pages else 0,
         )
 
     @property
@@ -244,6 +251,7 @@ class EmbeddedStore:
             slots = lifecycle.slots
             published, consumed = lifecycle.published, lifecycle.consumed
             withheld = slots.total - slots.free - lifecycle.live
+            pages = lifecycle.pages
             return Census(
                 free=slots.free,
                 reserved=lifecycle.live - published - consumed,
@@ -255,6 +263,9 @@ class EmbeddedStore:
                 waiting_bytes=waiting.weight,
                 tombstones=lifecycle.remembered[0],
                 producers=lifecycle.remembered[1],
+                heap_free=pages.free * pages.page_bytes,
+                heap_in_use=pages.in_use * pages.page_bytes,
+                heap_consumed=pages.lent * pages.page_bytes,
             )
 
     def check_widths(self, widths: tuple[int, ...]) -> None:
@@ -269,14 +280,22 @@ class EmbeddedStore:
     # -- records -------------------------------------------------------------------------------------------------------
 
     def _publish(self, handoff: Handoff, draft: Draft) -> int:
+        if self._heap is not None and (handoff.pages or draft.attachments is not None):
+            self._lifecycle.fit_pages(handoff, self._pages_of(draft), barge=not self._waiting.anyone_for_pages)
         self._arena.write(handoff.slot, handoff.generation, draft)
         self._lifecycle.publish(handoff)
         return handoff.published_wall
+
+    def _pages_of(self, draft: Draft) -> int:
+        return 0 if draft.attachments is None else self._heap_shape.pages_for(len(draft.attachments.data))
 
     def _published_again(self, holder: Handoff | Tombstone, draft: Draft) -> int:
         """A producer that lost its answer repeats the Put of what is published, or was: OK for the same record."""
         if isinstance(holder, Handoff):
             if self._read_row(holder) != draft.image:
+                raise refusal.record_immutable()
+            attached = b"" if draft.attachments is None else draft.attachments.digest
+            if attached != (b"" if self._heap is None else self._heap.digest(holder.slot)):
                 raise refusal.record_immutable()
         elif draft.digest() != holder.digest:
             if holder.outcome is Outcome.COMPLETED:
@@ -294,8 +313,10 @@ class EmbeddedStore:
             raise refusal.request_mismatch(handoff.state.value)
         return None if handoff.state is RESERVED else handoff
 
-    def _reading(self, handoff: Handoff) -> Reading:
+    def _reading(self, handoff: Handoff, wanted: frozenset[str] | None = None) -> Reading:
         image = self._read_row(handoff)
+        if self._heap is not None:
+            image = self._with_attachments(handoff, image, wanted)
         return Reading(image, handoff.attempt, self._epoch, handoff.reserved_wall, handoff.published_wall)
 
     def _reserved(self, handoff: Handoff) -> Reserved:
@@ -309,6 +330,18 @@ class EmbeddedStore:
             return self._arena.read(handoff.slot, handoff.generation)
         except DamagedRowError:
             raise self._lifecycle.quarantine(handoff) from None
+
+    def _with_attachments(self, handoff: Handoff, image: bytes, wanted: frozenset[str] | None = None) -> bytes:
+        try:
+            attached = self._arena.attached(handoff.slot, handoff.generation, wanted)
+        except DamagedRowError:
+            raise self._lifecycle.quarantine(handoff) from None
+        return b"".join((image, *attached)) if attached else image
+
+    def _size_of(self, handoff: Handoff, query: Query) -> int:
+        """Bytes of the record that a query is answered with, at most."""
+        size = self._arena.size(handoff.slot)
+        return size if self._heap is None else size + self._heap.size(handoff.slot, query.attachments)
 
     def _not_there(self, query: Query, *, waited: bool) -> Refusal:
         handoff = self._lifecycle.find(query.key, query.attempt)
@@ -354,6 +387,10 @@ class EmbeddedStore:
         if len(specs) > slots:
             raise refusal.never_fits(len(specs), slots, self._lifecycle.in_use) from None
         over = quotas.hopeless(specs)
+        pages = sum(spec.pages for spec in specs)
+        if pages > self._heap_shape.pages:
+            wanted = pages * self._heap_shape.page_bytes
+            raise refusal.heap_never_fits(wanted, self._lifecycle.full(HEAP_LINE)) from None
         if over is not None:
             namespace, number = over
             raise refusal.never_fits(number, quotas.limits[namespace], quotas.held[namespace], namespace) from None
@@ -367,7 +404,7 @@ class EmbeddedStore:
     def _reserve(self, spec: Spec) -> Handoff:
         plan = self._lifecycle.admit(spec)
         if spec.widths is not None:
-            check_widths(spec.widths, self._layout)
+            self._check_declared(spec)
         if not self._waiting.claimants:
             return self._lifecycle.commit(plan)
         handoff = self._lifecycle.commit(plan, barge=not self._waiting.anyone_before([spec]))
@@ -378,52 +415,74 @@ class EmbeddedStore:
         for spec in specs:
             self._lifecycle.admit(spec)
             if spec.widths is not None:
-                check_widths(spec.widths, self._layout)
+                self._check_declared(spec)
         handoffs = self._lifecycle.reserve_all(specs, barge=not self._waiting.anyone_before(specs))
         self._note_reserved(specs)
         return handoffs
+
+    def _check_declared(self, spec: Spec) -> None:
+        """Raises Refusal for widths that can never fit; notes how many pages of the heap they stand for."""
+        check_widths(spec.widths, self._layout)
+        declared = spec.widths[-1]
+        if declared:
+            spec.pages = max(spec.pages, self._heap_shape.pages_for(declared))
 
     # -- Put -----------------------------------------------------------------------------------------------------------
 
     def put(self, key: Key, token: bytes, record: Content, done: Done) -> Published:
         """See `Store`."""
+        content = record if record.__class__ is Draft else self._ahead(record)
         self._lock.acquire()
         try:
-            return self._published(self._put(self._lifecycle.holder(key, token), record))
+            return self._published(self._put(self._lifecycle.holder(key, token), content))
         finally:
             self.leave()
 
-    def _put(self, holder: Handoff | Tombstone, record: Content) -> int:
+    def _ahead(self, record: Content) -> Content | Refusal:
+        """A record with attachments, measured before the lock is taken, since that takes long; else as it is.
+
+        What is wrong with it is told later, since the token and the state come before it.
+        """
+        if isinstance(record, Draft) or not record.attachments:
+            return record
+        try:
+            return measure(record, self._layout)
+        except Refusal as refused:
+            return refused.with_traceback(None)
+
+    def _put(self, holder: Handoff | Tombstone, record: Content | Refusal) -> int:
         if isinstance(holder, Tombstone):
             if holder.digest is None:
                 raise outcome_refusal(holder, reading=False)
             return self._published_again(holder, self._measured(record))
         draft = self._measured(record)
         if holder.state is State.RESERVED:
-            self._arena.write(holder.slot, holder.generation, draft)
-            self._lifecycle.publish(holder)
-            return holder.published_wall
+            return self._publish(holder, draft)
         return self._published_again(holder, draft)
 
-    def _measured(self, record: Content) -> Draft:
+    def _measured(self, record: Content | Refusal) -> Draft:
+        if isinstance(record, Refusal):
+            raise record
         return record if record.__class__ is Draft else measure(record, self._layout)  # type: ignore[arg-type]
 
     def put_reserving(
         self, spec: Spec, record: Content, max_wait: int, done: Done, origin: Origin | None = None
     ) -> Published | Parked:
         """See `Store`."""
+        content = self._ahead(record)
         with self._inside:
             owned = self._lifecycle.owned(spec)
             if owned is not None:
-                return self._published(self._put(owned, record))
+                return self._published(self._put(owned, content))
             self._refuse_draining([spec])
-            return self._put_reserving(spec, record, max_wait, done, origin)
+            return self._put_reserving(spec, content, max_wait, done, origin)
 
     def _put_reserving(
-        self, spec: Spec, record: Content, max_wait: int, done: Done, origin: Origin | None
+        self, spec: Spec, record: Content | Refusal, max_wait: int, done: Done, origin: Origin | None
     ) -> Published | Parked:
         self._lifecycle.admit(spec)
         draft = self._measured(record)
+        spec.pages = self._pages_of(draft)
         try:
             handoff = self._reserve(spec)
         except Refusal as refused:
@@ -442,7 +501,9 @@ class EmbeddedStore:
         try:
             handoff = self._readable(query)
             if handoff is not None:
-                reading = self._reading(handoff)
+                if query.room is not None and (refused := query.room(self._size_of(handoff, query))) is not None:
+                    raise refused
+                reading = self._reading(handoff, query.attachments)
                 if query.consume:
                     self._lifecycle.consume(handoff, reader_mark(query.reader_id))
                 return reading
@@ -523,7 +584,7 @@ class EmbeddedStore:
                 raise refusal.not_found()
             image = None
             if contents and isinstance(entry, Handoff) and entry.state is not State.RESERVED:
-                image = self._read_row(entry)
+                image = self._with_attachments(entry, self._read_row(entry))
             return self._sight(entry), image
 
     def _sight(self, entry: Handoff | Tombstone) -> Sight:
@@ -610,7 +671,7 @@ class EmbeddedStore:
     def _wake(self, key: Key) -> None:
         """Answer those who can have this record now, with one copy of it for all of them."""
         found: Handoff | None = None
-        shared: Reading | None = None
+        shared: dict[frozenset[str] | None, Reading] = {}  # by the attachments that are wanted
         for waiter in self._waiting.of(key):
             if not isinstance(waiter, Reader):
                 continue
@@ -622,23 +683,29 @@ class EmbeddedStore:
                 if waiter.glance:
                     result = READY
                 else:
-                    if shared is None or found is not handoff:
-                        found, shared = handoff, self._reading(handoff)
+                    if found is not handoff:
+                        found, shared = handoff, {}
                     result = self._take(waiter, handoff, shared)
             except Refusal as refused:
                 result = refused
             self._finish(waiter, result)
 
-    def _take(self, waiter: Reader, handoff: Handoff, shared: Reading) -> Reading | Refusal:
+    def _take(
+        self, waiter: Reader, handoff: Handoff, shared: dict[frozenset[str] | None, Reading]
+    ) -> Reading | Refusal:
         """The record, and the reader counted, unless too much is kept for its caller."""
-        done = waiter.done
+        done, wanted = waiter.done, waiter.query.attachments
+        reading = shared.get(wanted)
         if isinstance(done, Delivery):
-            refused = done.turn_away(len(shared.image))
+            size = self._size_of(handoff, waiter.query) if reading is None else len(reading.image)
+            refused = done.turn_away(size)
             if refused is not None:
                 return refused
+        if reading is None:
+            reading = shared[wanted] = self._reading(handoff, wanted)
         if waiter.query.consume:
             self._lifecycle.consume(handoff, reader_mark(waiter.query.reader_id))
-        return shared
+        return reading
 
     def _reconsider(self, key: Key) -> None:
         """The key changed: answer those who wait for a slot for it and now need none of others, or may have none.
@@ -654,23 +721,27 @@ class EmbeddedStore:
         quotas = self._lifecycle.quotas
         passed: set[str] = set()  # namespaces in whose lines nobody can be served now
         while (turn := waiting.next_claimant(quotas.has_room, passed)) is not None:
-            lines = turn.lines or quotas.of(turn.specs)
-            refused = None
-            if waiting.is_behind(turn, lines):
-                passed.update(lines)
-            else:
+            lines = self._behind(turn, quotas.of(turn.specs))
+            if not lines:
                 refused = self._grant(turn)
                 if refused is None:
                     served = True
                     continue
-                if refused.quota is None:  # no slot for anybody
-                    if turn.lines:
-                        waiting.line_up(turn, ())
-                    break
-                passed.update(lines)
-            if not turn.lines:
+                if refused.quota is not None:  # else there is no slot for anybody
+                    lines = (HEAP_LINE,) if refused.quota == HEAP_LINE else quotas.of(turn.specs)
+            if lines != turn.lines:
                 waiting.line_up(turn, lines)
+            if not lines:
+                break
+            passed.update(lines)
         return served
+
+    def _behind(self, turn: Claimant, namespaces: tuple[str, ...]) -> tuple[str, ...]:
+        """The lines in which somebody came before this claimant, and in which it has to stand: those of its namespaces
+        together, or the one for the heap; empty when it is its turn."""
+        if self._waiting.is_behind(turn, namespaces):
+            return namespaces
+        return (HEAP_LINE,) if turn.paged and self._waiting.is_behind(turn, (HEAP_LINE,)) else ()
 
     def _grant(self, waiter: Claimant, *, barge: bool = True) -> Refusal | None:
         """Try to give a waiting claimant what it waits for; ARENA_FULL when it has to go on waiting.

@@ -40,6 +40,9 @@ class Delivery(ABC):
 Content = record_pb2.HandoffRecord | Draft
 """A record to be put: as a message, whose form and widths are yet to be looked at, or measured already."""
 
+Room = Callable[[int], Refusal | None]
+"""Why there is no room for a record of so many bytes. None: there is, and it is taken."""
+
 LIVE_STATES = frozenset(state.value for state in State)
 
 
@@ -73,6 +76,8 @@ class Query(NamedTuple):
         consume: count the reader.
         expected_epoch: of the store; empty for any.
         request_digest: must be the reservation's, if both state one; empty for none.
+        attachments: names of those that are wanted; None: all.
+        room: asked before a record is read and its reader counted; None: there is room for any.
     """
 
     key: Key
@@ -81,6 +86,8 @@ class Query(NamedTuple):
     consume: bool
     expected_epoch: str = ""
     request_digest: bytes = b""
+    attachments: frozenset[str] | None = None
+    room: Room | None = None
 
 
 class Reserved(NamedTuple):
@@ -140,6 +147,9 @@ class Facts:
     epoch: str
     max_wait: int
     max_waiters: int
+    heap_bytes: int = 0
+    heap_free: int = 0
+    page_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,7 +187,7 @@ class Sight:
 
 @dataclass(frozen=True, slots=True)
 class Census:
-    """How much of what a store holds at a moment; slots by state add up to all of them."""
+    """How much of what a store holds at a moment; slots by state add up to all of them, bytes of the heap too."""
 
     free: int
     reserved: int
@@ -189,6 +199,9 @@ class Census:
     waiting_bytes: int
     tombstones: int
     producers: int
+    heap_free: int = 0
+    heap_in_use: int = 0
+    heap_consumed: int = 0
 
 
 class Store(Protocol):

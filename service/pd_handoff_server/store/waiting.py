@@ -9,6 +9,7 @@ from typing import Any
 from pd_handoff_server.arena.packed_record import Draft
 from pd_handoff_server.lifecycle.deadlines import Deadlines
 from pd_handoff_server.lifecycle.model import Key, Spec
+from pd_handoff_server.lifecycle.pages import HEAP_LINE
 
 from .interface import Done, Query
 
@@ -66,11 +67,13 @@ class Claimant(Waiter):
     """A Reserve, a batch of them, or a one-shot Put (with `draft`) that needs slots.
 
     Attributes:
-        lines: namespaces in whose lines it stands, all of its own with a quota; empty while it stands in the queue.
+        lines: where it stands: in the lines of all its namespaces with a quota, or in that for the heap; empty while it
+            stands in the queue.
+        paged: it needs pages of the heap.
         serial: grows in order of arrival.
     """
 
-    __slots__ = ("batch", "draft", "lines", "serial", "specs")
+    __slots__ = ("batch", "draft", "lines", "paged", "serial", "specs")
 
     def __init__(
         self,
@@ -84,11 +87,12 @@ class Claimant(Waiter):
     ) -> None:
         super().__init__([spec.key for spec in specs], deadline, done, cancel)
         self.specs = specs
+        self.paged = any(spec.pages for spec in specs)
         self.batch = batch
         self.draft = draft
         self.lines: Sequence[str] = ()
         self.serial = 0
-        self.weight = 0 if draft is None else len(draft.image)
+        self.weight = 0 if draft is None else draft.size
 
     def let_go(self) -> None:
         """See `Waiter`."""
@@ -101,7 +105,8 @@ class Waiting:
 
     Claimants stand in `queue`, for the next free slot. Those that a quota holds up stand in the lines of their
     namespaces instead, so that they hold up no other namespace. A batch stands in several lines, and has its turn when
-    it is first in all of them. Every line is in order of arrival.
+    it is first in all of them. Those that the heap holds up stand in a line for it, `HEAP_LINE`, and hold up nobody who
+    needs no page. Every line is in order of arrival, and whoever goes from one to another keeps its turn.
 
     Attributes:
         count: how many wait.
@@ -196,10 +201,18 @@ class Waiting:
         return bool(self._queue) or self.line_before(specs) is not None
 
     def line_before(self, specs: Sequence[Spec]) -> str | None:
-        """A namespace of these in whose line others wait already."""
+        """A line, of a namespace of these or for the heap, in which others wait already."""
         if not self._lines:
             return None
-        return next((spec.key[0] for spec in specs if spec.key[0] in self._lines), None)
+        namespace = next((spec.key[0] for spec in specs if spec.key[0] in self._lines), None)
+        if namespace is None and HEAP_LINE in self._lines and any(spec.pages for spec in specs):
+            return HEAP_LINE
+        return namespace
+
+    @property
+    def anyone_for_pages(self) -> bool:
+        """Whether somebody waits for pages of the heap."""
+        return HEAP_LINE in self._lines
 
     # -- looking -------------------------------------------------------------------------------------------------------
 

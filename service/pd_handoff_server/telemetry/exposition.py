@@ -73,6 +73,10 @@ class StoreCollector(Collector):
         yield _gauge("capacity_slots", "Slots in all.", facts.slots_total)
         yield _gauge("row_bytes", "Bytes of a row.", facts.row_bytes)
         yield _gauge("arena_bytes", "Bytes of all rows.", facts.row_bytes * facts.slots_total)
+        heap = GaugeMetricFamily("pd_handoff_attachment_heap_bytes", "Bytes of the heap by state.", labels=("state",))
+        for state in ("free", "in_use", "consumed"):
+            heap.add_metric((state,), getattr(census, f"heap_{state}"))
+        yield heap
         slots = GaugeMetricFamily("pd_handoff_slots", "Slots by state.", labels=("state",))
         for state in _SLOT_STATES:
             slots.add_metric((state,), getattr(census, state))

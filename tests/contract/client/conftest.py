@@ -22,7 +22,13 @@ _rooms = itertools.count(1000)
 @pytest.fixture(scope="session")
 def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], ProcessStore]]:
     """serving(transport): a store with short leases and waits that tests need not sit out, one a transport."""
-    settings: dict[str, Any] = {"slots": 256, "lease_min": 0.05, "consumed_grace": 1, "drain_notice": 0}
+    settings: dict[str, Any] = {
+        "slots": 256,
+        "lease_min": 0.05,
+        "consumed_grace": 1,
+        "drain_notice": 0,
+        "attachment_heap": 32 << 20,
+    }
     with ExitStack() as stack:
 
         @functools.cache

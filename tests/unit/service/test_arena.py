@@ -133,7 +133,7 @@ def test_scrubbing_leaves_nothing_but_the_next_generation(record: rp.HandoffReco
         arena.write(slot, 4, draft_of(each))
     arena.scrub(0, 5)
     row = bytes(arena.storage[0].numpy())
-    assert row[: HEADER.size] == HEADER.pack(5, *(0,) * 13)
+    assert row[: HEADER.size] == HEADER.pack(5, *(0,) * 14)
     assert not any(row[HEADER.size :])
     assert arena.read(1, 4) == other.SerializeToString()
     with pytest.raises(DamagedRowError):

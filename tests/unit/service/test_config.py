@@ -28,6 +28,8 @@ SCRIPTED = {
     "max_customized_info_bytes": 4 << 10,
     "max_engine_state_bytes": 0,
     "max_draft_tokens": 16,
+    "attachment_heap": 0,
+    "max_attachment_bytes": 64 << 20,
     "lease_default": 60,
     "lease_min": 1,
     "lease_max": 3600,

@@ -117,6 +117,7 @@ def test_the_defaults_are_those_of_the_contract() -> None:
         hidden_state_bytes=32 << 10,
         engine_state_bytes=0,
         draft_tokens=16,
+        attachment_bytes=0,
     )
 
 
@@ -134,7 +135,7 @@ def test_rows_of_an_engine_without_a_state_keep_their_bytes(limits: Limits, row_
     """As they were before there were engine states: header, layout and size."""
     assert Layout(limits).row_bytes == row_bytes
     assert Layout(replace(limits, draft_tokens=0)).row_bytes == row_bytes
-    assert HEADER.size == 56
+    assert HEADER.size == 64
     assert Layout(replace(limits, engine_state_bytes=1)).row_bytes > row_bytes
 
 

@@ -167,6 +167,7 @@ class Calls:
         reader_id: str | None,
         expected_store_epoch: str | None,
         request_digest: bytes | None = None,
+        attachments: Iterable[str] | None = None,
     ) -> pb.GetRequest:
         """What a Get sends."""
         reader = self.reader_id if reader_id is None else reader_id
@@ -174,7 +175,9 @@ class Calls:
             where = encoded_requests.key(key, self.namespace)
             return cast(
                 pb.GetRequest,
-                encoded_requests.get(where, attempt, reader, consume, expected_store_epoch, request_digest),
+                encoded_requests.get(
+                    where, attempt, reader, consume, expected_store_epoch, request_digest, attachments
+                ),
             )
         return _requests.get_request(
             self.key(key),
@@ -184,6 +187,7 @@ class Calls:
             consume=consume,
             expected_store_epoch=expected_store_epoch,
             request_digest=request_digest,
+            attachments=attachments,
         )
 
     def get(self, key: Key | int, **options: Any) -> Steps[Handoff]:
@@ -280,23 +284,28 @@ class Calls:
         reader_id: str | None,
         expected_store_epoch: str | None,
         request_digest: bytes | None = None,
+        attachments: Sequence[str] | None = None,
     ) -> Steps[list[Handoff | HandoffError]]:
         """BatchGet."""
         requests: list[pb.GetRequest] = []
         refused: dict[int, HandoffError] = {}
         for index, given in enumerate(items):
             key: Any = given
-            which, reader, digest = attempt, reader_id, request_digest
+            which, reader, digest, names = attempt, reader_id, request_digest, attachments
             if isinstance(given, GetItem):
                 key = given.key
                 which = attempt if given.attempt is None else given.attempt
                 reader = reader_id if given.reader_id is None else given.reader_id
                 digest = request_digest if given.request_digest is None else given.request_digest
+                names = attachments if given.attachments is None else given.attachments
             try:
-                requests.append(self.get_request(key, which, max_wait, consume, reader, expected_store_epoch, digest))
+                requests.append(
+                    self.get_request(key, which, max_wait, consume, reader, expected_store_epoch, digest, names)
+                )
             except HandoffError as error:
                 if not refused:  # what is wrong with the call, not with this item, is raised here
-                    self.get_request(0, attempt, max_wait, consume, reader_id, expected_store_epoch, request_digest)
+                    options = (expected_store_epoch, request_digest, attachments)
+                    self.get_request(0, attempt, max_wait, consume, reader_id, *options)
                 refused[index] = error.with_traceback(None)
         return (yield from batches.outcomes(self, batches.GETS, requests, refused))
 

@@ -25,7 +25,8 @@ def _tags(message: Any, *names: str) -> list[bytes]:
 
 
 _PUT_KEY, _PUT_TOKEN, _PUT_RECORD = _tags(pb.PutRequest, "key", "token", "record")
-_GET_KEY, _GET_DIGEST = _tags(pb.GetRequest, "key", "request_digest")  # the first field, and the last
+_GET_KEY, _GET_DIGEST, _GET_ATTACHMENTS = _tags(pb.GetRequest, "key", "request_digest", "attachments")
+# the first field, and the last ones
 (_ITEM,) = {*_tags(pb.BatchPutRequest, "requests"), *_tags(pb.BatchGetRequest, "requests")}  # of both the same
 (_NAMESPACE,) = _tags(record_pb2.HandoffKey, "namespace")
 _ROOM, _SAMPLE = (
@@ -91,6 +92,7 @@ def get(
     consume: bool,
     expected_store_epoch: str | None,
     request_digest: bytes | None = None,
+    attachments: Iterable[str] | None = None,
 ) -> Encoded:
     """A GetRequest that does not wait. Raises InvalidRequest for what it cannot hold."""
     try:
@@ -99,6 +101,8 @@ def get(
         rest = _rest_of_get.__wrapped__(attempt, reader_id, consume, expected_store_epoch)
     if request_digest is not None and (digest := _requests.digest_of(request_digest)):
         rest += framed(_GET_DIGEST, digest)
+    if attachments is not None and (wanted := _requests.selection_of(attachments)) is not None:
+        rest += framed(_GET_ATTACHMENTS, wanted.SerializeToString())
     return Encoded(b"".join((_GET_KEY, varint(len(key)), key, rest)))
 
 

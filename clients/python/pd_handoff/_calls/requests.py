@@ -105,6 +105,18 @@ def digest_of(value: bytes | None) -> bytes:
     raise invalid_request("request_digest", f"must be bytes, not {shown(value)}")
 
 
+def selection_of(names: Iterable[str] | None) -> pb.AttachmentSelection | None:
+    """Names of attachments; None stands for all. Raises InvalidRequest for what are no names."""
+    if names is None:
+        return None
+    if isinstance(names, (str, bytes)):
+        raise invalid_request("attachments", f"must be a list of names, not {shown(names)}")
+    try:
+        return pb.AttachmentSelection(names=names)
+    except (TypeError, ValueError) as error:
+        raise invalid_request("attachments", f"must be a list of names: {error}") from None
+
+
 def put_request(
     key: record_pb2.HandoffKey, record: Record | record_pb2.HandoffRecord, token: bytes = b""
 ) -> pb.PutRequest:
@@ -131,9 +143,11 @@ def get_request(
     consume: bool,
     expected_store_epoch: str | None,
     request_digest: bytes | None = None,
+    attachments: Iterable[str] | None = None,
 ) -> pb.GetRequest:
     """A Get; without a key, the rest of it. Raises InvalidRequest for what it cannot hold."""
     digest = digest_of(request_digest)
+    wanted = selection_of(attachments)
     try:
         request = pb.GetRequest(
             key=key,
@@ -142,6 +156,7 @@ def get_request(
             consume=consume,
             expected_store_epoch=expected_store_epoch or "",
             request_digest=digest,
+            attachments=wanted,
         )
     except (TypeError, ValueError) as error:
         raise _unfit({"attempt": (attempt, 64)}, "get", error) from None

@@ -43,7 +43,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """
     ERROR_REASON_ARENA_FULL: _ErrorReason.ValueType  # 3
     """Every slot is in use, and the call did not wait or its wait ran out. Raised by Reserve, BatchReserve and one-shot Put.
-    Retry after the delay in the attached RetryInfo.
+    Or the heap of attachments has too few free pages. Then `heap_total` and `heap_in_use` tell bytes of it. A Put by
+    token meets that, too. Retry after the delay in the attached RetryInfo.
 
         {"code": "RESOURCE_EXHAUSTED", "reason": "ARENA_FULL", "metadata": {"slots_total": "1024", "in_use": "1024"}}
     """
@@ -201,7 +202,8 @@ TOP_LOGPROBS_OVERFLOW, and handled alike. QuotaFailure is attached, RetryInfo is
 """
 ERROR_REASON_ARENA_FULL: ErrorReason.ValueType  # 3
 """Every slot is in use, and the call did not wait or its wait ran out. Raised by Reserve, BatchReserve and one-shot Put.
-Retry after the delay in the attached RetryInfo.
+Or the heap of attachments has too few free pages. Then `heap_total` and `heap_in_use` tell bytes of it. A Put by
+token meets that, too. Retry after the delay in the attached RetryInfo.
 
     {"code": "RESOURCE_EXHAUSTED", "reason": "ARENA_FULL", "metadata": {"slots_total": "1024", "in_use": "1024"}}
 """

@@ -40,6 +40,7 @@ class Widths(_message.Message):
     HIDDEN_STATE_BYTES_FIELD_NUMBER: _builtins.int
     ENGINE_STATE_BYTES_FIELD_NUMBER: _builtins.int
     DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
+    ATTACHMENT_BYTES_FIELD_NUMBER: _builtins.int
     tokens: _builtins.int
     """SampledTokens in `HandoffRecord.tokens`."""
     top_logprobs: _builtins.int
@@ -60,6 +61,10 @@ class Widths(_message.Message):
     """Bytes of `engine_state.data`."""
     draft_tokens: _builtins.int
     """Elements of `draft_token_ids`."""
+    attachment_bytes: _builtins.int
+    """Encoded bytes of `attachments`: their data, and up to 192 bytes more for each. They come from a heap of their own,
+    not from the row. Declared at Reserve, that much of the heap is held for the Put.
+    """
     def __init__(
         self,
         *,
@@ -73,10 +78,11 @@ class Widths(_message.Message):
         hidden_state_bytes: _builtins.int = ...,
         engine_state_bytes: _builtins.int = ...,
         draft_tokens: _builtins.int = ...,
+        attachment_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["customized_info_bytes", b"customized_info_bytes", "draft_tokens", b"draft_tokens", "dsa_topk_indices", b"dsa_topk_indices", "engine_state_bytes", b"engine_state_bytes", "hidden_state_bytes", b"hidden_state_bytes", "sampling_mask_tokens", b"sampling_mask_tokens", "speculative_topk", b"speculative_topk", "token_ids_logprobs", b"token_ids_logprobs", "tokens", b"tokens", "top_logprobs", b"top_logprobs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attachment_bytes", b"attachment_bytes", "customized_info_bytes", b"customized_info_bytes", "draft_tokens", b"draft_tokens", "dsa_topk_indices", b"dsa_topk_indices", "engine_state_bytes", b"engine_state_bytes", "hidden_state_bytes", b"hidden_state_bytes", "sampling_mask_tokens", b"sampling_mask_tokens", "speculative_topk", b"speculative_topk", "token_ids_logprobs", b"token_ids_logprobs", "tokens", b"tokens", "top_logprobs", b"top_logprobs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -301,6 +307,7 @@ class GetRequest(_message.Message):
     CONSUME_FIELD_NUMBER: _builtins.int
     EXPECTED_STORE_EPOCH_FIELD_NUMBER: _builtins.int
     REQUEST_DIGEST_FIELD_NUMBER: _builtins.int
+    ATTACHMENTS_FIELD_NUMBER: _builtins.int
     attempt: _builtins.int
     """The lowest attempt that is accepted. The newest attempt at or above it is returned."""
     reader_id: _builtins.str
@@ -324,6 +331,10 @@ class GetRequest(_message.Message):
         comes a little before the call's own deadline. A negative one is INVALID_REQUEST.
         """
 
+    @_builtins.property
+    def attachments(self) -> Global___AttachmentSelection:
+        """Which attachments to return. Absent: all of them."""
+
     def __init__(
         self,
         *,
@@ -334,14 +345,39 @@ class GetRequest(_message.Message):
         consume: _builtins.bool = ...,
         expected_store_epoch: _builtins.str = ...,
         request_digest: _builtins.bytes = ...,
+        attachments: Global___AttachmentSelection | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "max_wait", b"max_wait"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attachments", b"attachments", "key", b"key", "max_wait", b"max_wait"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "consume", b"consume", "expected_store_epoch", b"expected_store_epoch", "key", b"key", "max_wait", b"max_wait", "reader_id", b"reader_id", "request_digest", b"request_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attachments", b"attachments", "attempt", b"attempt", "consume", b"consume", "expected_store_epoch", b"expected_store_epoch", "key", b"key", "max_wait", b"max_wait", "reader_id", b"reader_id", "request_digest", b"request_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetRequest: _TypeAlias = GetRequest  # noqa: Y015
+
+@_typing.final
+class AttachmentSelection(_message.Message):
+    """AttachmentSelection names attachments. Without names it stands for none."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """At most 16. A name that the record does not have is left out of the answer."""
+
+    def __init__(
+        self,
+        *,
+        names: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["names", b"names"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AttachmentSelection: _TypeAlias = AttachmentSelection  # noqa: Y015
 
 @_typing.final
 class GetResponse(_message.Message):
@@ -920,6 +956,9 @@ class CapabilitiesResponse(_message.Message):
     STORE_EPOCH_FIELD_NUMBER: _builtins.int
     SERVER_VERSION_FIELD_NUMBER: _builtins.int
     SCHEMA_FINGERPRINT_FIELD_NUMBER: _builtins.int
+    ATTACHMENT_HEAP_BYTES_FIELD_NUMBER: _builtins.int
+    ATTACHMENT_HEAP_FREE_FIELD_NUMBER: _builtins.int
+    ATTACHMENT_PAGE_BYTES_FIELD_NUMBER: _builtins.int
     slots_total: _builtins.int
     """Slots in all."""
     slots_free: _builtins.int
@@ -933,13 +972,21 @@ class CapabilitiesResponse(_message.Message):
     max_waiters: _builtins.int
     """The most calls that may wait in the store at a time."""
     max_message_bytes: _builtins.int
-    """The largest message that the store takes or sends, in bytes. The largest legal batch fits."""
+    """The largest message that the store takes or sends, in bytes. The largest legal batch without attachments fits, and
+    so does one record with as many attachments as it may have.
+    """
     store_epoch: _builtins.str
     """Changes when the store comes back empty."""
     server_version: _builtins.str
     """The version of pd-handoff that the store runs."""
     schema_fingerprint: _builtins.str
     """A digest of the schema that the store speaks. Equal digests mean equal schemas."""
+    attachment_heap_bytes: _builtins.int
+    """Bytes of the heap that attachments are kept in. 0: the store takes none."""
+    attachment_heap_free: _builtins.int
+    """Bytes of it that a Reserve or a Put could have now. Those of consumed records in their grace period count as free."""
+    attachment_page_bytes: _builtins.int
+    """Bytes of a page. The attachments of a record take whole pages."""
     @_builtins.property
     def limits(self) -> Global___Widths:
         """The largest legal widths. A width of 0 means that the part is switched off."""
@@ -1003,10 +1050,13 @@ class CapabilitiesResponse(_message.Message):
         store_epoch: _builtins.str = ...,
         server_version: _builtins.str = ...,
         schema_fingerprint: _builtins.str = ...,
+        attachment_heap_bytes: _builtins.int = ...,
+        attachment_heap_free: _builtins.int = ...,
+        attachment_page_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["consumed_grace", b"consumed_grace", "lease_default", b"lease_default", "lease_max", b"lease_max", "lease_min", b"lease_min", "limits", b"limits", "max_wait", b"max_wait", "retention", b"retention", "tombstone_time", b"tombstone_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena_bytes", b"arena_bytes", "consumed_grace", b"consumed_grace", "features", b"features", "hidden_state_dtypes", b"hidden_state_dtypes", "lease_default", b"lease_default", "lease_max", b"lease_max", "lease_min", b"lease_min", "limits", b"limits", "max_batch", b"max_batch", "max_message_bytes", b"max_message_bytes", "max_wait", b"max_wait", "max_waiters", b"max_waiters", "retention", b"retention", "row_bytes", b"row_bytes", "schema_fingerprint", b"schema_fingerprint", "server_version", b"server_version", "slots_free", b"slots_free", "slots_total", b"slots_total", "store_epoch", b"store_epoch", "tombstone_time", b"tombstone_time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena_bytes", b"arena_bytes", "attachment_heap_bytes", b"attachment_heap_bytes", "attachment_heap_free", b"attachment_heap_free", "attachment_page_bytes", b"attachment_page_bytes", "consumed_grace", b"consumed_grace", "features", b"features", "hidden_state_dtypes", b"hidden_state_dtypes", "lease_default", b"lease_default", "lease_max", b"lease_max", "lease_min", b"lease_min", "limits", b"limits", "max_batch", b"max_batch", "max_message_bytes", b"max_message_bytes", "max_wait", b"max_wait", "max_waiters", b"max_waiters", "retention", b"retention", "row_bytes", b"row_bytes", "schema_fingerprint", b"schema_fingerprint", "server_version", b"server_version", "slots_free", b"slots_free", "slots_total", b"slots_total", "store_epoch", b"store_epoch", "tombstone_time", b"tombstone_time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

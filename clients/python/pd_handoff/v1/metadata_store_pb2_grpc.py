@@ -170,8 +170,9 @@ class MetadataStoreServicer(object):
 
     def BatchGet(self, request, context):
         """BatchGet gets many records, and answers when each item has its answer. Each item succeeds or fails alone. Readers
-        are counted with the answer, not before. Errors of the call itself: INVALID_REQUEST for more than `max_batch`
-        items, DRAINING. TOO_MANY_WAITERS: the caller has too many unread answers.
+        are counted with the answer, not before. An item whose record no longer fits the answer, of `max_message_bytes`, is
+        refused with TOO_MANY_WAITERS. Errors of the call itself: INVALID_REQUEST for more than `max_batch` items, DRAINING.
+        TOO_MANY_WAITERS: the caller has too many unread answers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -79,8 +79,9 @@ class MetadataStoreStub:
     """
     BatchGet: _grpc.UnaryUnaryMultiCallable[_metadata_store_pb2.BatchGetRequest, _metadata_store_pb2.BatchGetResponse]
     """BatchGet gets many records, and answers when each item has its answer. Each item succeeds or fails alone. Readers
-    are counted with the answer, not before. Errors of the call itself: INVALID_REQUEST for more than `max_batch`
-    items, DRAINING. TOO_MANY_WAITERS: the caller has too many unread answers.
+    are counted with the answer, not before. An item whose record no longer fits the answer, of `max_message_bytes`, is
+    refused with TOO_MANY_WAITERS. Errors of the call itself: INVALID_REQUEST for more than `max_batch` items, DRAINING.
+    TOO_MANY_WAITERS: the caller has too many unread answers.
     """
     Session: _grpc.StreamStreamMultiCallable[_metadata_store_pb2.SessionRequest, _metadata_store_pb2.SessionResponse]
     """Session carries single calls over one long-lived stream, which costs less than a call each. Semantics and errors
@@ -139,8 +140,9 @@ class MetadataStoreAsyncStub(MetadataStoreStub):
     """
     BatchGet: _aio.UnaryUnaryMultiCallable[_metadata_store_pb2.BatchGetRequest, _metadata_store_pb2.BatchGetResponse]  # type: ignore[assignment]
     """BatchGet gets many records, and answers when each item has its answer. Each item succeeds or fails alone. Readers
-    are counted with the answer, not before. Errors of the call itself: INVALID_REQUEST for more than `max_batch`
-    items, DRAINING. TOO_MANY_WAITERS: the caller has too many unread answers.
+    are counted with the answer, not before. An item whose record no longer fits the answer, of `max_message_bytes`, is
+    refused with TOO_MANY_WAITERS. Errors of the call itself: INVALID_REQUEST for more than `max_batch` items, DRAINING.
+    TOO_MANY_WAITERS: the caller has too many unread answers.
     """
     Session: _aio.StreamStreamMultiCallable[_metadata_store_pb2.SessionRequest, _metadata_store_pb2.SessionResponse]  # type: ignore[assignment]
     """Session carries single calls over one long-lived stream, which costs less than a call each. Semantics and errors
@@ -250,8 +252,9 @@ class MetadataStoreServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_metadata_store_pb2.BatchGetResponse, _abc.Awaitable[_metadata_store_pb2.BatchGetResponse]]:
         """BatchGet gets many records, and answers when each item has its answer. Each item succeeds or fails alone. Readers
-        are counted with the answer, not before. Errors of the call itself: INVALID_REQUEST for more than `max_batch`
-        items, DRAINING. TOO_MANY_WAITERS: the caller has too many unread answers.
+        are counted with the answer, not before. An item whose record no longer fits the answer, of `max_message_bytes`, is
+        refused with TOO_MANY_WAITERS. Errors of the call itself: INVALID_REQUEST for more than `max_batch` items, DRAINING.
+        TOO_MANY_WAITERS: the caller has too many unread answers.
         """
 
     @_abc_1.abstractmethod

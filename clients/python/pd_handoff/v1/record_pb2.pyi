@@ -167,6 +167,7 @@ class HandoffRecord(_message.Message):
     ENGINE_STATE_FIELD_NUMBER: _builtins.int
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
+    ATTACHMENTS_FIELD_NUMBER: _builtins.int
     finish_reason: Global___FinishReason.ValueType
     """Set when the hand-off token already ends the request. Absent: decode continues. UNSPECIFIED and unknown values are
     INVALID_RECORD.
@@ -214,6 +215,13 @@ class HandoffRecord(_message.Message):
         `Widths.engine_state_bytes`, which is 0 by default. The store must be started with `--max-engine-state-bytes`.
         """
 
+    @_builtins.property
+    def attachments(self) -> _containers.RepeatedCompositeFieldContainer[Global___Attachment]:
+        """Parts that are too large for a row, such as the logprobs of the prompt. At most 16, each with a name of its own.
+        Bounded together by `Widths.attachment_bytes`, which is 0 by default. The store must be started with
+        `--attachment-heap`. A Get may ask for some of them, or for none.
+        """
+
     def __init__(
         self,
         *,
@@ -229,10 +237,11 @@ class HandoffRecord(_message.Message):
         engine_state: Global___EngineState | None = ...,
         prompt_tokens: _builtins.int | None = ...,
         traceparent: _builtins.str | None = ...,
+        attachments: _abc.Iterable[Global___Attachment] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_customized_info", b"_customized_info", "_finish_reason", b"_finish_reason", "_prompt_tokens", b"_prompt_tokens", "_reasoning_tokens", b"_reasoning_tokens", "_traceparent", b"_traceparent", "cached_tokens", b"cached_tokens", "customized_info", b"customized_info", "engine_state", b"engine_state", "finish_reason", b"finish_reason", "kv_checksum", b"kv_checksum", "modality_tokens", b"modality_tokens", "prompt_tokens", b"prompt_tokens", "reasoning_tokens", b"reasoning_tokens", "sampling_mask", b"sampling_mask", "speculative", b"speculative", "traceparent", b"traceparent"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_customized_info", b"_customized_info", "_finish_reason", b"_finish_reason", "_prompt_tokens", b"_prompt_tokens", "_reasoning_tokens", b"_reasoning_tokens", "_traceparent", b"_traceparent", "cached_tokens", b"cached_tokens", "customized_info", b"customized_info", "engine_state", b"engine_state", "finish_reason", b"finish_reason", "kv_checksum", b"kv_checksum", "modality_tokens", b"modality_tokens", "prompt_tokens", b"prompt_tokens", "reasoning_tokens", b"reasoning_tokens", "sampling_mask", b"sampling_mask", "speculative", b"speculative", "tokens", b"tokens", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_customized_info", b"_customized_info", "_finish_reason", b"_finish_reason", "_prompt_tokens", b"_prompt_tokens", "_reasoning_tokens", b"_reasoning_tokens", "_traceparent", b"_traceparent", "attachments", b"attachments", "cached_tokens", b"cached_tokens", "customized_info", b"customized_info", "engine_state", b"engine_state", "finish_reason", b"finish_reason", "kv_checksum", b"kv_checksum", "modality_tokens", b"modality_tokens", "prompt_tokens", b"prompt_tokens", "reasoning_tokens", b"reasoning_tokens", "sampling_mask", b"sampling_mask", "speculative", b"speculative", "tokens", b"tokens", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__customized_info: _TypeAlias = _typing.Literal["customized_info"]  # noqa: Y015
     _WhichOneofArgType__customized_info: _TypeAlias = _typing.Literal["_customized_info", b"_customized_info"]  # noqa: Y015
@@ -256,6 +265,42 @@ class HandoffRecord(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__traceparent) -> _WhichOneofReturnType__traceparent | None: ...
 
 Global___HandoffRecord: _TypeAlias = HandoffRecord  # noqa: Y015
+
+@_typing.final
+class Attachment(_message.Message):
+    """Attachment is a named large part of a record. The store keeps it bit for bit, and gives it no meaning."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    TENSOR_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """What it is, such as `prompt_logprobs`: 1 to 64 of letters, digits and `._/;=+-`, else INVALID_RECORD. Two of the same
+    name in one record are INVALID_RECORD.
+    """
+    data: _builtins.bytes
+    """Anything else. Empty is legal."""
+    @_builtins.property
+    def tensor(self) -> Global___Tensor:
+        """An array."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        tensor: Global___Tensor | None = ...,
+        data: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "data", b"data", "tensor", b"tensor"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "data", b"data", "name", b"name", "tensor", b"tensor"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_content: _TypeAlias = _typing.Literal["tensor", "data"]  # noqa: Y015
+    _WhichOneofArgType_content: _TypeAlias = _typing.Literal["content", b"content"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_content) -> _WhichOneofReturnType_content | None: ...
+
+Global___Attachment: _TypeAlias = Attachment  # noqa: Y015
 
 @_typing.final
 class EngineState(_message.Message):

@@ -44,7 +44,8 @@ export enum ErrorReason {
   ERROR_REASON_FIELD_OVERFLOW = 2,
   /**
    * ERROR_REASON_ARENA_FULL - Every slot is in use, and the call did not wait or its wait ran out. Raised by Reserve, BatchReserve and one-shot Put.
-   * Retry after the delay in the attached RetryInfo.
+   * Or the heap of attachments has too few free pages. Then `heap_total` and `heap_in_use` tell bytes of it. A Put by
+   * token meets that, too. Retry after the delay in the attached RetryInfo.
    *
    *     {"code": "RESOURCE_EXHAUSTED", "reason": "ARENA_FULL", "metadata": {"slots_total": "1024", "in_use": "1024"}}
    */

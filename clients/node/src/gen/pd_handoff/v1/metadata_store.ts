@@ -56,6 +56,11 @@ export interface Widths {
   engineStateBytes: number;
   /** Elements of `draft_token_ids`. */
   draftTokens: number;
+  /**
+   * Encoded bytes of `attachments`: their data, and up to 192 bytes more for each. They come from a heap of their own,
+   * not from the row. Declared at Reserve, that much of the heap is held for the Put.
+   */
+  attachmentBytes: bigint;
 }
 
 /** Producer names a prefill process across its restarts. */
@@ -186,6 +191,14 @@ export interface GetRequest {
    * REQUEST_MISMATCH. That happens as soon as the hand-off is reserved. No reader is counted.
    */
   requestDigest: Buffer;
+  /** Which attachments to return. Absent: all of them. */
+  attachments: AttachmentSelection | undefined;
+}
+
+/** AttachmentSelection names attachments. Without names it stands for none. */
+export interface AttachmentSelection {
+  /** At most 16. A name that the record does not have is left out of the answer. */
+  names: string[];
 }
 
 /** GetResponse is the record as it was put. */
@@ -431,7 +444,10 @@ export interface CapabilitiesResponse {
   maxBatch: number;
   /** The most calls that may wait in the store at a time. */
   maxWaiters: number;
-  /** The largest message that the store takes or sends, in bytes. The largest legal batch fits. */
+  /**
+   * The largest message that the store takes or sends, in bytes. The largest legal batch without attachments fits, and
+   * so does one record with as many attachments as it may have.
+   */
   maxMessageBytes: bigint;
   /** The element types that `hidden_states` may have. */
   hiddenStateDtypes: DataType[];
@@ -443,6 +459,12 @@ export interface CapabilitiesResponse {
   serverVersion: string;
   /** A digest of the schema that the store speaks. Equal digests mean equal schemas. */
   schemaFingerprint: string;
+  /** Bytes of the heap that attachments are kept in. 0: the store takes none. */
+  attachmentHeapBytes: bigint;
+  /** Bytes of it that a Reserve or a Put could have now. Those of consumed records in their grace period count as free. */
+  attachmentHeapFree: bigint;
+  /** Bytes of a page. The attachments of a record take whole pages. */
+  attachmentPageBytes: bigint;
 }
 
 function createBaseWidths(): Widths {
@@ -457,6 +479,7 @@ function createBaseWidths(): Widths {
     hiddenStateBytes: 0n,
     engineStateBytes: 0,
     draftTokens: 0,
+    attachmentBytes: 0n,
   };
 }
 
@@ -494,6 +517,12 @@ export const Widths: MessageFns<Widths> = {
     }
     if (message.draftTokens !== 0) {
       writer.uint32(80).uint32(message.draftTokens);
+    }
+    if (message.attachmentBytes !== 0n) {
+      if (BigInt.asUintN(64, message.attachmentBytes) !== message.attachmentBytes) {
+        throw new globalThis.Error("value provided for field message.attachmentBytes of type uint64 too large");
+      }
+      writer.uint32(88).uint64(message.attachmentBytes);
     }
     return writer;
   },
@@ -591,6 +620,14 @@ export const Widths: MessageFns<Widths> = {
             message.draftTokens = reader.uint32();
             continue;
           }
+          case 11: {
+            if (tag !== 88) {
+              break;
+            }
+
+            message.attachmentBytes = reader.uint64() as bigint;
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -620,6 +657,9 @@ export const Widths: MessageFns<Widths> = {
       : 0n;
     message.engineStateBytes = object.engineStateBytes ?? 0;
     message.draftTokens = object.draftTokens ?? 0;
+    message.attachmentBytes = (object.attachmentBytes !== undefined && object.attachmentBytes !== null)
+      ? BigInt(object.attachmentBytes)
+      : 0n;
     return message;
   },
 };
@@ -1120,6 +1160,7 @@ function createBaseGetRequest(): GetRequest {
     consume: false,
     expectedStoreEpoch: "",
     requestDigest: Buffer.alloc(0),
+    attachments: undefined,
   };
 }
 
@@ -1148,6 +1189,9 @@ export const GetRequest: MessageFns<GetRequest> = {
     }
     if (message.requestDigest.length !== 0) {
       writer.uint32(58).bytes(message.requestDigest);
+    }
+    if (message.attachments !== undefined) {
+      AttachmentSelection.encode(message.attachments, writer.uint32(66).fork()).join();
     }
     return writer;
   },
@@ -1221,6 +1265,14 @@ export const GetRequest: MessageFns<GetRequest> = {
             message.requestDigest = Buffer.from(reader.bytes());
             continue;
           }
+          case 8: {
+            if (tag !== 66) {
+              break;
+            }
+
+            message.attachments = AttachmentSelection.decode(reader, reader.uint32());
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -1247,6 +1299,64 @@ export const GetRequest: MessageFns<GetRequest> = {
     message.consume = object.consume ?? false;
     message.expectedStoreEpoch = object.expectedStoreEpoch ?? "";
     message.requestDigest = object.requestDigest ?? Buffer.alloc(0);
+    message.attachments = (object.attachments !== undefined && object.attachments !== null)
+      ? AttachmentSelection.fromPartial(object.attachments)
+      : undefined;
+    return message;
+  },
+};
+
+function createBaseAttachmentSelection(): AttachmentSelection {
+  return { names: [] };
+}
+
+export const AttachmentSelection: MessageFns<AttachmentSelection> = {
+  encode(message: AttachmentSelection, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    for (const v of message.names) {
+      writer.uint32(10).string(v!);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): AttachmentSelection {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseAttachmentSelection();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.names.push(reader.string());
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create<I extends Exact<DeepPartial<AttachmentSelection>, I>>(base?: I): AttachmentSelection {
+    return AttachmentSelection.fromPartial(base ?? ({} as any));
+  },
+  fromPartial<I extends Exact<DeepPartial<AttachmentSelection>, I>>(object: I): AttachmentSelection {
+    const message = createBaseAttachmentSelection();
+    message.names = object.names?.map((e) => e) || [];
     return message;
   },
 };
@@ -2585,6 +2695,9 @@ function createBaseCapabilitiesResponse(): CapabilitiesResponse {
     storeEpoch: "",
     serverVersion: "",
     schemaFingerprint: "",
+    attachmentHeapBytes: 0n,
+    attachmentHeapFree: 0n,
+    attachmentPageBytes: 0n,
   };
 }
 
@@ -2662,6 +2775,24 @@ export const CapabilitiesResponse: MessageFns<CapabilitiesResponse> = {
     }
     if (message.schemaFingerprint !== "") {
       writer.uint32(162).string(message.schemaFingerprint);
+    }
+    if (message.attachmentHeapBytes !== 0n) {
+      if (BigInt.asUintN(64, message.attachmentHeapBytes) !== message.attachmentHeapBytes) {
+        throw new globalThis.Error("value provided for field message.attachmentHeapBytes of type uint64 too large");
+      }
+      writer.uint32(168).uint64(message.attachmentHeapBytes);
+    }
+    if (message.attachmentHeapFree !== 0n) {
+      if (BigInt.asUintN(64, message.attachmentHeapFree) !== message.attachmentHeapFree) {
+        throw new globalThis.Error("value provided for field message.attachmentHeapFree of type uint64 too large");
+      }
+      writer.uint32(176).uint64(message.attachmentHeapFree);
+    }
+    if (message.attachmentPageBytes !== 0n) {
+      if (BigInt.asUintN(64, message.attachmentPageBytes) !== message.attachmentPageBytes) {
+        throw new globalThis.Error("value provided for field message.attachmentPageBytes of type uint64 too large");
+      }
+      writer.uint32(184).uint64(message.attachmentPageBytes);
     }
     return writer;
   },
@@ -2849,6 +2980,30 @@ export const CapabilitiesResponse: MessageFns<CapabilitiesResponse> = {
             message.schemaFingerprint = reader.string();
             continue;
           }
+          case 21: {
+            if (tag !== 168) {
+              break;
+            }
+
+            message.attachmentHeapBytes = reader.uint64() as bigint;
+            continue;
+          }
+          case 22: {
+            if (tag !== 176) {
+              break;
+            }
+
+            message.attachmentHeapFree = reader.uint64() as bigint;
+            continue;
+          }
+          case 23: {
+            if (tag !== 184) {
+              break;
+            }
+
+            message.attachmentPageBytes = reader.uint64() as bigint;
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -2906,6 +3061,15 @@ export const CapabilitiesResponse: MessageFns<CapabilitiesResponse> = {
     message.storeEpoch = object.storeEpoch ?? "";
     message.serverVersion = object.serverVersion ?? "";
     message.schemaFingerprint = object.schemaFingerprint ?? "";
+    message.attachmentHeapBytes = (object.attachmentHeapBytes !== undefined && object.attachmentHeapBytes !== null)
+      ? BigInt(object.attachmentHeapBytes)
+      : 0n;
+    message.attachmentHeapFree = (object.attachmentHeapFree !== undefined && object.attachmentHeapFree !== null)
+      ? BigInt(object.attachmentHeapFree)
+      : 0n;
+    message.attachmentPageBytes = (object.attachmentPageBytes !== undefined && object.attachmentPageBytes !== null)
+      ? BigInt(object.attachmentPageBytes)
+      : 0n;
     return message;
   },
 };
@@ -3034,8 +3198,9 @@ export const MetadataStoreService = {
   },
   /**
    * BatchGet gets many records, and answers when each item has its answer. Each item succeeds or fails alone. Readers
-   * are counted with the answer, not before. Errors of the call itself: INVALID_REQUEST for more than `max_batch`
-   * items, DRAINING. TOO_MANY_WAITERS: the caller has too many unread answers.
+   * are counted with the answer, not before. An item whose record no longer fits the answer, of `max_message_bytes`, is
+   * refused with TOO_MANY_WAITERS. Errors of the call itself: INVALID_REQUEST for more than `max_batch` items, DRAINING.
+   * TOO_MANY_WAITERS: the caller has too many unread answers.
    */
   batchGet: {
     path: "/pd_handoff.v1.MetadataStore/BatchGet" as const,
@@ -3114,8 +3279,9 @@ export interface MetadataStoreServer extends UntypedServiceImplementation {
   batchPut: handleUnaryCall<BatchPutRequest, BatchPutResponse>;
   /**
    * BatchGet gets many records, and answers when each item has its answer. Each item succeeds or fails alone. Readers
-   * are counted with the answer, not before. Errors of the call itself: INVALID_REQUEST for more than `max_batch`
-   * items, DRAINING. TOO_MANY_WAITERS: the caller has too many unread answers.
+   * are counted with the answer, not before. An item whose record no longer fits the answer, of `max_message_bytes`, is
+   * refused with TOO_MANY_WAITERS. Errors of the call itself: INVALID_REQUEST for more than `max_batch` items, DRAINING.
+   * TOO_MANY_WAITERS: the caller has too many unread answers.
    */
   batchGet: handleUnaryCall<BatchGetRequest, BatchGetResponse>;
   /**
@@ -3284,8 +3450,9 @@ export interface MetadataStoreClient extends Client {
   ): ClientUnaryCall;
   /**
    * BatchGet gets many records, and answers when each item has its answer. Each item succeeds or fails alone. Readers
-   * are counted with the answer, not before. Errors of the call itself: INVALID_REQUEST for more than `max_batch`
-   * items, DRAINING. TOO_MANY_WAITERS: the caller has too many unread answers.
+   * are counted with the answer, not before. An item whose record no longer fits the answer, of `max_message_bytes`, is
+   * refused with TOO_MANY_WAITERS. Errors of the call itself: INVALID_REQUEST for more than `max_batch` items, DRAINING.
+   * TOO_MANY_WAITERS: the caller has too many unread answers.
    */
   batchGet(
     request: BatchGetRequest,

@@ -139,7 +139,30 @@ export interface HandoffRecord {
    * W3C trace context of the prefill, such as `00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01`: up to 64 bytes.
    * Anything else is INVALID_RECORD. Absent when there is no trace.
    */
-  traceparent?: string | undefined;
+  traceparent?:
+    | string
+    | undefined;
+  /**
+   * Parts that are too large for a row, such as the logprobs of the prompt. At most 16, each with a name of its own.
+   * Bounded together by `Widths.attachment_bytes`, which is 0 by default. The store must be started with
+   * `--attachment-heap`. A Get may ask for some of them, or for none.
+   */
+  attachments: Attachment[];
+}
+
+/** Attachment is a named large part of a record. The store keeps it bit for bit, and gives it no meaning. */
+export interface Attachment {
+  /**
+   * What it is, such as `prompt_logprobs`: 1 to 64 of letters, digits and `._/;=+-`, else INVALID_RECORD. Two of the same
+   * name in one record are INVALID_RECORD.
+   */
+  name: string;
+  /** An array. */
+  tensor?:
+    | Tensor
+    | undefined;
+  /** Anything else. Empty is legal. */
+  data?: Buffer | undefined;
 }
 
 /** EngineState is opaque state of one engine, which another instance of that engine reads. */
@@ -375,6 +398,7 @@ function createBaseHandoffRecord(): HandoffRecord {
     engineState: undefined,
     promptTokens: undefined,
     traceparent: undefined,
+    attachments: [],
   };
 }
 
@@ -415,6 +439,9 @@ export const HandoffRecord: MessageFns<HandoffRecord> = {
     }
     if (message.traceparent !== undefined) {
       writer.uint32(98).string(message.traceparent);
+    }
+    for (const v of message.attachments) {
+      Attachment.encode(v!, writer.uint32(106).fork()).join();
     }
     return writer;
   },
@@ -528,6 +555,14 @@ export const HandoffRecord: MessageFns<HandoffRecord> = {
             message.traceparent = reader.string();
             continue;
           }
+          case 13: {
+            if (tag !== 106) {
+              break;
+            }
+
+            message.attachments.push(Attachment.decode(reader, reader.uint32()));
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -569,6 +604,88 @@ export const HandoffRecord: MessageFns<HandoffRecord> = {
       : undefined;
     message.promptTokens = object.promptTokens ?? undefined;
     message.traceparent = object.traceparent ?? undefined;
+    message.attachments = object.attachments?.map((e) => Attachment.fromPartial(e)) || [];
+    return message;
+  },
+};
+
+function createBaseAttachment(): Attachment {
+  return { name: "", tensor: undefined, data: undefined };
+}
+
+export const Attachment: MessageFns<Attachment> = {
+  encode(message: Attachment, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.name !== "") {
+      writer.uint32(10).string(message.name);
+    }
+    if (message.tensor !== undefined) {
+      Tensor.encode(message.tensor, writer.uint32(18).fork()).join();
+    }
+    if (message.data !== undefined) {
+      writer.uint32(26).bytes(message.data);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): Attachment {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseAttachment();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.name = reader.string();
+            continue;
+          }
+          case 2: {
+            if (tag !== 18) {
+              break;
+            }
+
+            message.tensor = Tensor.decode(reader, reader.uint32());
+            continue;
+          }
+          case 3: {
+            if (tag !== 26) {
+              break;
+            }
+
+            message.data = Buffer.from(reader.bytes());
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create<I extends Exact<DeepPartial<Attachment>, I>>(base?: I): Attachment {
+    return Attachment.fromPartial(base ?? ({} as any));
+  },
+  fromPartial<I extends Exact<DeepPartial<Attachment>, I>>(object: I): Attachment {
+    const message = createBaseAttachment();
+    message.name = object.name ?? "";
+    message.tensor = (object.tensor !== undefined && object.tensor !== null)
+      ? Tensor.fromPartial(object.tensor)
+      : undefined;
+    message.data = object.data ?? undefined;
     return message;
   },
 };
