@@ -70,11 +70,13 @@ class Server:
         return f"http://127.0.0.1:{ {'undivided': UNDIVIDED, 'prefill': PREFILL, 'decode': DECODE}[self.name] }"
 
     def start(self, **variables: str) -> None:
-        """Begins to start it, with these variables besides its own."""
+        """Begins to start it, with these variables besides its own. The run's own settings of this project stay behind:
+        the adapter takes any that it finds without a target for a mistake."""
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("PD_HANDOFF_")}
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 self._command,
-                env={**os.environ, **self._environment, **variables},
+                env={**inherited, **self._environment, **variables},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
