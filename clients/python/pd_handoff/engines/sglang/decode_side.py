@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 # Values of SGLang's KVPoll.
 POLL_FAILED, POLL_TRANSFERRING, POLL_SUCCESS = 0, 3, 4
 _SIBLING = 0.1  # seconds that a failed transfer counts as going on, for the store's word on it; it takes a millisecond
+_HEARD = 0.05  # seconds for the other ranks to have the answer, too
 
 
 class DecodeSide(Common):
@@ -174,7 +175,13 @@ def gated(poll: int, binding: Binding, now: float) -> int:
     """What a transfer's state is, with its record in mind. One that failed goes on for a moment while the store may
     still say why: another rank may have had its answer, or prefill's failure came by the KV transfer first."""
     if binding.over:
-        return poll if binding.failure is None else POLL_FAILED
+        if binding.failure is None:
+            return poll
+        if binding.failed_at is None:
+            binding.failed_at = now
+        # The first rank to fail ends the request on all of them, each with the reason that it has heard by then.
+        waits = now < binding.failed_at + _HEARD and runtime.has_siblings()
+        return POLL_TRANSFERRING if waits else POLL_FAILED
     if poll == POLL_FAILED:
         if binding.failed_at is None:
             binding.failed_at = now

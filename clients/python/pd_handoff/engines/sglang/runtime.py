@@ -119,3 +119,11 @@ def _ask(settings: str, question: Callable[[Any], T], otherwise: T) -> T:
         return question(getattr(context, settings)())
     except (ValueError, RuntimeError):  # SGLang's answer where nothing was set up
         return otherwise
+
+
+def has_siblings() -> bool:
+    """Whether other ranks agree with this one on how each request ends."""
+    distributed: Any = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return False
+    return bool(distributed.get_world_size() > 1)
