@@ -220,6 +220,17 @@ def on_each_transport(options: Options, report: Report, play: Callable[[Options,
         options.say(f"on {transport}: {own.figures}")
 
 
+def per_transport(play: Callable[[Options, Report, str], None]) -> Callable[[Options], Report]:
+    """The `run` of a scenario that is nothing but `play`, on each transport."""
+
+    def run(options: Options) -> Report:
+        report = Report()
+        on_each_transport(options, report, play)
+        return report
+
+    return run
+
+
 @dataclass(frozen=True)
 class Scenario:
     """Something that is broken on purpose."""

@@ -22,7 +22,7 @@ from tests.support.credentials import access_file
 from tests.support.process import ProcessStore
 from tests.support.waits import eventually
 
-from .common import WIDTHS, Options, Report, Scenario, differences, on_each_transport, record_of
+from .common import WIDTHS, Options, Report, Scenario, differences, per_transport, record_of
 from .outside import QUIET, metrics
 from .target import SECONDS, STORE
 
@@ -128,11 +128,6 @@ def play(options: Options, report: Report, transport: str) -> None:
         report.expect(not failures, f"the store failed: {failures[:2]}")
 
 
-def run(options: Options) -> Report:
-    """All of it, on each transport."""
-    report = Report()
-    on_each_transport(options, report, play)
-    return report
-
-
-SCENARIO = Scenario("descriptors", "file descriptors that run out: callers stay, and revoked tokens end", run)
+SCENARIO = Scenario(
+    "descriptors", "file descriptors that run out: callers stay, and revoked tokens end", per_transport(play)
+)

@@ -16,7 +16,7 @@ from pd_handoff import DecodeClient, HandoffError, PrefillClient
 
 from tests.support.process import ProcessStore
 
-from .common import WIDTHS, Options, Report, Scenario, differences, on_each_transport, record_of
+from .common import WIDTHS, Options, Report, Scenario, differences, per_transport, record_of
 from .fleet import REPOSITORY
 from .outside import QUIET
 
@@ -111,11 +111,6 @@ def play(options: Options, report: Report, transport: str) -> None:
             report.faults.extend(told["faults"])
 
 
-def run(options: Options) -> Report:
-    """All of it, on each transport."""
-    report = Report()
-    on_each_transport(options, report, play)
-    return report
-
-
-SCENARIO = Scenario("forks", "processes that fork amid a hand-off: the child must not end what is its parent's", run)
+SCENARIO = Scenario(
+    "forks", "processes that fork amid a hand-off: the child must not end what is its parent's", per_transport(play)
+)

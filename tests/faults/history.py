@@ -27,7 +27,7 @@ from pd_handoff import DecodeClient, Failure, HandoffError, PrefillClient, Reser
 
 from tests.support.process import ProcessStore
 
-from .common import WIDTHS, Options, Report, Scenario, differences, on_each_transport, record_of
+from .common import WIDTHS, Options, Report, Scenario, differences, per_transport, record_of
 from .outside import QUIET
 
 RACERS = 6
@@ -220,11 +220,6 @@ def play(options: Options, report: Report, transport: str) -> None:
             racer.close()
 
 
-def run(options: Options) -> Report:
-    """All of it, on each transport."""
-    report = Report()
-    on_each_transport(options, report, play)
-    return report
-
-
-SCENARIO = Scenario("history", "real clients that race for a few rooms: some order must explain all answers", run)
+SCENARIO = Scenario(
+    "history", "real clients that race for a few rooms: some order must explain all answers", per_transport(play)
+)

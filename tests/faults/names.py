@@ -18,7 +18,7 @@ from pd_handoff import DecodeClient, HandoffError, PrefillClient, Retries, Stale
 from tests.support.process import ProcessStore
 from tests.support.waits import eventually, patient
 
-from .common import WIDTHS, Options, Report, Scenario, differences, on_each_transport, record_of
+from .common import WIDTHS, Options, Report, Scenario, differences, per_transport, record_of
 from .outside import QUIET, metrics
 
 HOSTS = ("127.0.0.1", "127.0.0.2")
@@ -158,11 +158,4 @@ def play(options: Options, report: Report, transport: str) -> None:
         name.close()
 
 
-def run(options: Options) -> Report:
-    """All of it, on each transport."""
-    report = Report()
-    on_each_transport(options, report, play)
-    return report
-
-
-SCENARIO = Scenario("names", "a store's name that moves to another address, planned and by a loss", run)
+SCENARIO = Scenario("names", "a store's name that moves to another address, planned and by a loss", per_transport(play))

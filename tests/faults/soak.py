@@ -20,7 +20,7 @@ from tests.support.steps import Steps
 from tests.support.waits import eventually
 
 from . import damage
-from .common import WIDTHS, Options, Report, Scenario, on_each_transport
+from .common import WIDTHS, Options, Report, Scenario, per_transport
 from .lane import WAIT, Course, Lane
 from .outside import QUIET, Rows, metrics
 
@@ -116,13 +116,6 @@ def _lanes(store: ProcessStore, options: Options, count: int, report: Report) ->
         report.faults.extend(lane.report.faults)
 
 
-def run(options: Options) -> Report:
-    """As many hand-offs as `rounds` says, on each transport."""
-    report = Report()
-    on_each_transport(options, report, _soak)
-    return report
-
-
 def _soak(options: Options, report: Report, transport: str) -> None:
     settings: dict[str, Any] = {
         **WIDTHS,
@@ -157,4 +150,6 @@ def _soak(options: Options, report: Report, transport: str) -> None:
             damage.break_rows(steps, rows, report)
 
 
-SCENARIO = Scenario("soak", "a mix of every fate over eight slots, each record compared field by field", run)
+SCENARIO = Scenario(
+    "soak", "a mix of every fate over eight slots, each record compared field by field", per_transport(_soak)
+)

@@ -17,7 +17,7 @@ from tests.support.proxies import WebProxy
 from tests.support.waits import eventually
 
 from . import traffic
-from .common import WIDTHS, Options, Report, Scenario, differences, on_each_transport, record_of
+from .common import WIDTHS, Options, Report, Scenario, differences, per_transport, record_of
 from .outside import QUIET, metrics
 
 CUTTING = {"nginx": "grpc_read_timeout 1s;", "haproxy": "timeout server 1s"}
@@ -86,11 +86,6 @@ def play(options: Options, report: Report, transport: str) -> None:
                     parked(front.target, store, 10**9 + 10**3 * turn, report)
 
 
-def run(options: Options) -> Report:
-    """All of it, on each transport."""
-    report = Report()
-    on_each_transport(options, report, play)
-    return report
-
-
-SCENARIO = Scenario("web-proxies", "nginx and HAProxy before the store, with timeouts that cut what waits", run)
+SCENARIO = Scenario(
+    "web-proxies", "nginx and HAProxy before the store, with timeouts that cut what waits", per_transport(play)
+)
