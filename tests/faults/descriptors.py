@@ -18,7 +18,7 @@ import grpc
 from pd_handoff.v1 import metadata_store_pb2 as pb
 
 from tests.support import requests
-from tests.support.credentials import access_file
+from tests.support.credentials import access_file, bearing
 from tests.support.process import ProcessStore
 from tests.support.waits import eventually
 
@@ -36,15 +36,13 @@ class Caller:
     """A connection of its own with a bearer token."""
 
     def __init__(self, address: str, token: str) -> None:
-        self._channel: Any = grpc.insecure_channel(address, [("grpc.use_local_subchannel_pool", 1)])
-        self._metadata = (("authorization", f"Bearer {token}"),)
+        self._bare = grpc.insecure_channel(address, [("grpc.use_local_subchannel_pool", 1)])
+        self._channel: Any = bearing(self._bare, token)
 
     def ask(self, name: str, request: Any) -> bytes:
         """The answer. Raises grpc.RpcError."""
         method = self._channel.unary_unary(f"/{STORE}/{name}")
-        answer: bytes = method(
-            request.SerializeToString(), timeout=SECONDS, metadata=self._metadata, wait_for_ready=True
-        )
+        answer: bytes = method(request.SerializeToString(), timeout=SECONDS, wait_for_ready=True)
         return answer
 
     def hand_over(self, room: int, report: Report) -> None:
@@ -71,7 +69,7 @@ class Caller:
 
     def close(self) -> None:
         """Ends the connection."""
-        self._channel.close()
+        self._bare.close()
 
 
 def opened(pid: int) -> int:
