@@ -174,16 +174,14 @@ class MindfulReceiver:
 def gated(poll: int, binding: Binding, now: float) -> int:
     """What a transfer's state is, with its record in mind. One that failed goes on for a moment while the store may
     still say why: another rank may have had its answer, or prefill's failure came by the KV transfer first."""
-    if binding.over:
-        if binding.failure is None:
-            return poll
-        if binding.failed_at is None:
-            binding.failed_at = now
-        # The first rank to fail ends the request on all of them, each with the reason that it has heard by then.
-        waits = now < binding.failed_at + _HEARD and runtime.has_siblings()
-        return POLL_TRANSFERRING if waits else POLL_FAILED
-    if poll == POLL_FAILED:
-        if binding.failed_at is None:
-            binding.failed_at = now
-        return POLL_TRANSFERRING if now < binding.failed_at + _SIBLING else POLL_FAILED
-    return POLL_TRANSFERRING if poll == POLL_SUCCESS else poll
+    over = binding.over  # looked at once: the answer may come meanwhile
+    if over and binding.failure is None:
+        return poll
+    if not over and poll != POLL_FAILED:
+        return POLL_TRANSFERRING if poll == POLL_SUCCESS else poll
+    if binding.failed_at is None:
+        binding.failed_at = now
+    # The first rank to fail ends the request on all of them, each with the reason that it has heard by then.
+    heard = _HEARD if runtime.has_siblings() else 0.0
+    patience = heard if over else _SIBLING
+    return POLL_TRANSFERRING if now < binding.failed_at + patience else POLL_FAILED
