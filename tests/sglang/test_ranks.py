@@ -220,3 +220,28 @@ def test_a_failure_that_comes_by_the_kv_transfer_first_waits_a_moment_for_its_re
     assert not sides.decode.fail(entries[1])
     for idx in range(2):
         sides.decode.clear_slot(idx)
+
+
+def test_one_of_several_ranks_fails_once_the_others_can_have_heard(
+    sides: Sides, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    sides.decode.clock = lambda: now[0]
+    request = Made(room=9047).request(computed=False)
+    sides.decode.bind(0, request)
+    sides.prefill.abort(request, "too long", 400)
+    sides.decode.get_buf(0)  # the answer is here
+    entry = decode_entry(request, 0)
+
+    def gated() -> list[int]:
+        polls = [3]
+        sides.decode.gate(polls, [entry])
+        return polls
+
+    monkeypatch.setattr("pd_handoff.engines.sglang.runtime.has_siblings", lambda: True)
+    assert gated() == [3]
+    now[0] += 0.04
+    assert gated() == [3]
+    now[0] += 0.02
+    assert gated() == [0]
+    sides.decode.clear_slot(0)
