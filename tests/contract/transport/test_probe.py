@@ -19,6 +19,7 @@ from pd_handoff_server.transport.serving_thread import grpc_internals, selftest
 
 from tests.support import records
 from tests.support.fixtures import Start
+from tests.support.later_grpc import Changed, one_argument_fewer
 
 pytestmark = pytest.mark.internals
 
@@ -99,22 +100,6 @@ def poll_otherwise(patch: pytest.MonkeyPatch) -> str:
     parts["CompletionType"] = SimpleNamespace(queue_timeout=-1)
     patch.setattr(grpc_internals, "cygrpc", SimpleNamespace(**parts))
     return "TypeError"
-
-
-def one_argument_fewer(*_: object, **__: object) -> Any:
-    """What has another signature in a later release."""
-    raise TypeError("takes exactly 1 positional argument fewer")
-
-
-class Changed:
-    """An object of gRPC in which what is named has another signature."""
-
-    def __init__(self, real: Any, name: str) -> None:
-        self._real = real
-        self._name = name
-
-    def __getattr__(self, name: str) -> Any:
-        return one_argument_fewer if name == self._name else getattr(self._real, name)
 
 
 OPERATIONS = [name for name in grpc_internals._OPERATIONS if name not in {"CompletionType", "auth_context"}]

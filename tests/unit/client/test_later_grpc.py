@@ -14,36 +14,30 @@ from pd_handoff._transport.session_policy import FEW
 from pd_handoff.retries import NO_RETRIES
 from pd_handoff.v1 import metadata_store_pb2 as pb
 
+from tests.support.later_grpc import Changed, one_argument_fewer
+
 CALLS = FEW + 6
 OPERATIONS = sorted({*unary._NAMES, *stream._NAMES} - {"PropagationConstants"})
 OF_A_CALL = ("next_event", "operate", "cancel")
 FENCES = [*OPERATIONS, "PropagationConstants", "segregated_call", *OF_A_CALL, "code", "batch_operations"]
 
 
-def one_argument_fewer(*_: Any, **__: Any) -> Any:
-    raise TypeError("takes exactly 1 positional argument fewer")
-
-
-class Changed:
-    """An object of gRPC whose attribute `name` is another one."""
-
-    def __init__(self, real: Any, name: str) -> None:
-        self._real = real
-        self._name = name
+class Lacking(Changed):
+    """The same; of batches the attribute itself is gone."""
 
     def __getattr__(self, name: str) -> Any:
         if name == self._name == "batch_operations":
             raise AttributeError(name)
-        return one_argument_fewer if name == self._name else getattr(self._real, name)
+        return super().__getattr__(name)
 
 
-class ChangedCall(Changed):
-    """As Changed, with events that are changed likewise."""
+class ChangedCall(Lacking):
+    """As Lacking, with events that are changed likewise."""
 
     def next_event(self) -> Any:
         if self._name == "next_event":
             return one_argument_fewer()
-        return Changed(self._real.next_event(), self._name)
+        return Lacking(self._real.next_event(), self._name)
 
 
 def change(fence: str, monkeypatch: pytest.MonkeyPatch) -> None:
