@@ -20,13 +20,14 @@ PATIENCE = patient(25.0)
 """Seconds after which a test gives up on what should have come at once; far above what any busy machine needs."""
 
 
-def eventually(holds: Callable[[], bool], what: str, patience: float = PATIENCE) -> None:
-    """Look again and again until `holds`. Raises AssertionError, naming `what`, after `patience` seconds."""
+def eventually(holds: Callable[[], bool], what: str, patience: float = PATIENCE, *, every: float = 0.002) -> None:
+    """Look again `every` so many seconds until `holds`. Raises AssertionError, naming `what`, after `patience`
+    seconds."""
     until = time.monotonic() + patience
     pause = threading.Event()
     while not holds():
         assert time.monotonic() < until, f"not within {patience:g} s: {what}"
-        pause.wait(0.002)
+        pause.wait(every)
 
 
 def at_once(result: object) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import random
 import threading
-import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -107,11 +106,3 @@ def both(
 
     first, second = at_once([lambda: leg(prefill, prefill_after), lambda: leg(decode, decode_after)])
     return first, second
-
-
-def eventually(condition: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
-    """Returns once the condition holds. Raises AssertionError when it does not in time."""
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until, f"not in {seconds:g} s: {what}"
-        time.sleep(0.05)

@@ -10,13 +10,14 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from tests.support.waits import eventually
 
 ROOT = Path(__file__).resolve().parents[2]
 VENV = Path(os.environ.get("PD_HANDOFF_VLLM_VENV", ROOT / ".venv-vllm")).absolute()
@@ -99,11 +100,12 @@ class Server:
 
     def wait(self) -> None:
         """Returns once it serves. Raises AssertionError, with the end of its log, when it ends or takes too long."""
-        until = time.monotonic() + START_SECONDS
-        while not self.serves():
+
+        def serves() -> bool:
             assert self.alive, f"{self.name} ended; its log ends with\n{self.tail()}"
-            assert time.monotonic() < until, f"{self.name} does not serve; its log ends with\n{self.tail()}"
-            time.sleep(0.25)
+            return self.serves()
+
+        eventually(serves, f"{self.name} serves", START_SECONDS, every=0.25)
 
     @property
     def alive(self) -> bool:

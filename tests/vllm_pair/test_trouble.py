@@ -10,9 +10,12 @@ from typing import Any
 import pytest
 from pd_handoff import DecodeClient, HandoffAborted, HandoffError, PrefillClient
 
+from tests.support.waits import eventually
 from tests.vllm_pair.conftest import Pair
-from tests.vllm_pair.requests import COMPLETIONS, at_once, both, completion, eventually, in_room, outcome, room, text
+from tests.vllm_pair.requests import COMPLETIONS, at_once, both, completion, in_room, outcome, room, text
 from tests.vllm_pair.servers import ANSWER_SECONDS
+
+SECONDS = 60.0
 
 
 def expected(pair: Pair, body: dict[str, Any]) -> list[Any]:
@@ -53,9 +56,9 @@ def test_five_hundred_requests_sixteen_at_a_time(pair: Pair) -> None:
 def test_a_client_that_leaves_decode_while_it_waits(pair: Pair) -> None:
     number, body = room(), completion(text(400))
     connection = pair.decode.begin(COMPLETIONS, in_room(body, number))
-    eventually(lambda: pair.store.waiters() >= 1, "decode waits")
+    eventually(lambda: pair.store.waiters() >= 1, "decode waits", SECONDS)
     connection.close()
-    eventually(lambda: pair.store.waiters() == 0, "decode waits no longer")
+    eventually(lambda: pair.store.waiters() == 0, "decode waits no longer", SECONDS)
     with DecodeClient(pair.store.target) as client, pytest.raises(HandoffAborted):
         client.get(number, max_wait=30)
     status, answer = pair.prefill.post(COMPLETIONS, in_room(body, number))
@@ -81,7 +84,9 @@ def test_twenty_parked_and_then_aborted(pair: Pair) -> None:
     refused = completion("0123456789" * 120)  # too long for prefill
     with ThreadPoolExecutor(20) as pool:
         answers = [pool.submit(call) for call in parked]
-        eventually(lambda: pair.store.waiters() >= 40, "twenty wait, each with the gateway that listens for failures")
+        eventually(
+            lambda: pair.store.waiters() >= 40, "twenty wait, each with the gateway that listens for failures", SECONDS
+        )
         at_once([partial(pair.prefill.post, COMPLETIONS, in_room(refused, number)) for number in numbers])
         for answer in answers:
             status, said = answer.result(ANSWER_SECONDS)
@@ -112,7 +117,7 @@ def test_a_store_that_stops_and_comes_back(pair: Pair) -> None:
     number, body = room(), completion(text(440))
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(pair.decode.post, COMPLETIONS, in_room(body, number))
-        eventually(lambda: pair.store.waiters() >= 1, "decode waits")
+        eventually(lambda: pair.store.waiters() >= 1, "decode waits", SECONDS)
         pair.store.kill()
         status, answer = waiting.result(ANSWER_SECONDS)
     assert status == 200, answer
@@ -124,7 +129,7 @@ def test_a_store_that_stops_and_comes_back(pair: Pair) -> None:
     assert outcome(answer) == expected(pair, other)
     pair.store.start()
     pair.store.wait()
-    eventually(lambda: hands_over(pair, 442), "hand-offs cross again")
+    eventually(lambda: hands_over(pair, 442), "hand-offs cross again", SECONDS)
     pair.assert_serves()
 
 
@@ -133,7 +138,7 @@ def test_a_prefill_that_is_killed(pair: Pair) -> None:
     number, body = room(), completion("0123456789" * 90)
     with ThreadPoolExecutor(2) as pool:
         waiting = pool.submit(pair.decode.post, COMPLETIONS, in_room(body, number))
-        eventually(lambda: pair.store.waiters() >= 1, "decode waits")
+        eventually(lambda: pair.store.waiters() >= 1, "decode waits", SECONDS)
         with PrefillClient(pair.store.target) as client:
             client.reserve(number, lease=2.0)  # what a killed prefill leaves behind
         pair.prefill.kill()
